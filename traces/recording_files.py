@@ -1,0 +1,268 @@
+"""The files of a recording: how a part is written, found, zipped and unzipped.
+
+It knows the layout that `schema.py` describes and nothing about what the rows mean
+(`recording_laws.py`) or how they are handed out (`recording.py`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traces.errors import RecordingError
+from traces.schema import CLOSED_FILE, METADATA_KEY, SCHEMA_VERSION, TABLES, Table, table
+
+PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
+ROW_GROUP_ROWS = 262_144
+MAX_UNZIPPED_BYTES = 8 * 1024**3
+MAX_ZIP_MEMBERS = 20_000
+MAX_ZIP_RATIO = 200  # Parquet is compressed already: real recordings stay below 10
+
+
+def metadata_bytes(meta: Mapping[str, Any]) -> bytes:
+    """The JSON document of a part's key-value metadata; schema_version is filled in if absent."""
+    return json.dumps({"schema_version": SCHEMA_VERSION, **meta}, sort_keys=True).encode()
+
+
+def write_part(root: Path, spec: Table, number: int, data: pa.Table, metadata: bytes) -> Path:
+    """Write one part under a temporary name, then rename it; returns the final path.
+
+    data: columns of the table in any order, cast to the contract's types.
+    metadata: as from `metadata_bytes`. Raises pa.ArrowInvalid where a cast would lose something.
+    """
+    folder = root / spec.name
+    folder.mkdir(parents=True, exist_ok=True)
+    final = folder / f"part-{number:05d}.parquet"
+    temporary = final.with_name(final.name + ".tmp")
+    arrow = spec.arrow.with_metadata({METADATA_KEY: metadata})
+    pq.write_table(
+        data.select(spec.names).cast(arrow),
+        temporary,
+        compression="zstd",
+        row_group_size=ROW_GROUP_ROWS,
+    )
+    os.replace(temporary, final)
+    return final
+
+
+def write_closed(root: Path, rows: Mapping[str, int]) -> None:
+    """Write closed.json, the mark that nothing is missing. rows: table name -> rows written."""
+    temporary = root / (CLOSED_FILE + ".tmp")
+    temporary.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "rows": dict(rows)}))
+    os.replace(temporary, root / CLOSED_FILE)
+
+
+def write_recording(
+    root: Path,
+    tables: Mapping[str, pa.Table],
+    meta: Mapping[str, Any],
+    *,
+    rows_per_part: int | None = None,
+    closed: bool = True,
+) -> Path:
+    """Write whole tables as a recording; for tests and tools, an engine streams its own parts.
+
+    rows_per_part: cut tables into parts of so many rows; closed: write closed.json. Returns root.
+    """
+    metadata = metadata_bytes(meta)
+    for name, data in tables.items():
+        size = rows_per_part or max(data.num_rows, 1)
+        starts = range(0, max(data.num_rows, 1), size)
+        for number, start in enumerate(starts):
+            write_part(root, table(name), number, data.slice(start, size), metadata)
+    if closed:
+        write_closed(root, {name: data.num_rows for name, data in tables.items()})
+    return root
+
+
+def zip_recording(root: Path, out: Path) -> Path:
+    """Zip a recording's parts and closed.json (stored: Parquet is compressed). Returns out."""
+    temporary = out.with_name(out.name + ".tmp")
+    with zipfile.ZipFile(temporary, "w", zipfile.ZIP_STORED) as archive:
+        for spec in TABLES:
+            for path in sorted((root / spec.name).glob("part-*.parquet")):
+                archive.write(path, f"{spec.name}/{path.name}")
+        if (root / CLOSED_FILE).exists():
+            archive.write(root / CLOSED_FILE, CLOSED_FILE)
+    os.replace(temporary, out)
+    return out
+
+
+def unzip_recording(archive_path: Path, target: Path, label: str) -> None:
+    """Extract the files of a zipped recording below `target`, one leading folder removed.
+
+    Only names of the layout are extracted; what else the zip holds stays in it. Raises
+    RecordingError for a damaged zip, a name that leaves the folder, or absurd sizes.
+    """
+    try:
+        with zipfile.ZipFile(archive_path) as archive:
+            members = _members(archive, archive_path.stat().st_size, label)
+            if not members:
+                raise RecordingError(label, "", "the zip holds no recording", _layout_remedy())
+            budget = MAX_UNZIPPED_BYTES
+            for inside, member in members.items():
+                budget -= _extract(archive, member, target / inside, budget, label)
+    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+        raise RecordingError(
+            label, "", f"the zip cannot be read ({error})", "Make or upload the zip again."
+        ) from error
+
+
+def _members(
+    archive: zipfile.ZipFile, archive_bytes: int, label: str
+) -> dict[PurePosixPath, zipfile.ZipInfo]:
+    """Path inside the recording -> member, for the files that belong to it."""
+    infos = archive.infolist()
+    total = sum(info.file_size for info in infos)
+    too_large = total > MAX_UNZIPPED_BYTES or total > MAX_ZIP_RATIO * max(archive_bytes, 10_000)
+    if len(infos) > MAX_ZIP_MEMBERS or too_large:
+        raise RecordingError(
+            label,
+            "",
+            f"the zip would unpack to {len(infos):,} files and {total / 1e9:,.1f} GB from {archive_bytes / 1e6:,.1f} MB",
+            "Unpack it yourself and open the folder, if you trust it.",
+        )
+    found: dict[PurePosixPath, zipfile.ZipInfo] = {}
+    tops: set[tuple[str, ...]] = set()
+    for info in infos:
+        path = PurePosixPath(info.filename.replace("\\", "/"))
+        if path.is_absolute() or ".." in path.parts:
+            raise RecordingError(
+                label,
+                f"member {info.filename!r}",
+                "the name leads out of the folder",
+                "Do not trust this zip; make a new one.",
+            )
+        inside = _inside(path)
+        if inside is None or info.is_dir() or "__MACOSX" in path.parts:
+            continue
+        tops.add(path.parts[: len(path.parts) - len(inside.parts)])
+        if len(tops) > 1 or inside in found:
+            raise RecordingError(
+                label,
+                f"member {info.filename!r}",
+                "the zip holds more than one recording",
+                "Zip each recording on its own.",
+            )
+        found[inside] = info
+    return found
+
+
+def _inside(path: PurePosixPath) -> PurePosixPath | None:
+    """The part of `path` that is a file of the layout, or None."""
+    name = path.name.removesuffix(".tmp")
+    if name == CLOSED_FILE and len(path.parts) <= 2:
+        return PurePosixPath(path.name)
+    tables = {spec.name for spec in TABLES}
+    if 2 <= len(path.parts) <= 3 and path.parts[-2] in tables and PART_NAME.fullmatch(name):
+        return PurePosixPath(*path.parts[-2:])
+    return None
+
+
+def _extract(
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, budget: int, label: str
+) -> int:
+    """Copy one member out; returns its bytes. The sizes a zip states may lie, so they are counted."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    written = 0
+    with archive.open(member) as source, target.open("wb") as sink:
+        while chunk := source.read(1 << 20):
+            written += len(chunk)
+            if written > budget:
+                raise RecordingError(
+                    label,
+                    f"member {member.filename!r}",
+                    f"the zip unpacks to more than {MAX_UNZIPPED_BYTES / 1e9:,.0f} GB",
+                    "Unpack it yourself and open the folder, if you trust it.",
+                )
+            sink.write(chunk)
+    return written
+
+
+def find_root(path: Path, label: str) -> Path:
+    """The folder that holds the tables: `path`, or the only folder in it that does.
+
+    Raises RecordingError where there is none.
+    """
+    if _looks_like_recording(path):
+        return path
+    inner = [p for p in sorted(path.iterdir()) if p.is_dir() and _looks_like_recording(p)]
+    if len(inner) == 1:
+        return inner[0]
+    if inner:
+        names = ", ".join(p.name for p in inner[:5])
+        raise RecordingError(
+            label,
+            "",
+            f"the folder holds {len(inner)} recordings ({names})",
+            "Open one of them.",
+        )
+    raise RecordingError(label, "", "the folder is no recording", _layout_remedy())
+
+
+def _looks_like_recording(path: Path) -> bool:
+    return any((path / spec.name).is_dir() for spec in TABLES)
+
+
+def _layout_remedy() -> str:
+    return (
+        "A recording is a folder (or a zip of one) with steps/, events/ and requests/, each with part-00000.parquet "
+        "and so on, as `python -m engine simulate TRACE --out DIR` writes it."
+    )
+
+
+def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[str]]:
+    """Parts of one table in number order, and notes on files that were passed over.
+
+    Raises RecordingError where a number is missing in the middle.
+    """
+    notes: list[str] = []
+    numbered: dict[int, Path] = {}
+    folder = root / spec.name
+    for path in sorted(folder.iterdir()) if folder.is_dir() else []:
+        match = PART_NAME.fullmatch(path.name)
+        if match:
+            numbered[int(match[1])] = path
+        elif path.name.endswith(".tmp"):
+            notes.append(
+                f"{spec.name}/{path.name} was being written when the writer stopped and was skipped."
+            )
+    for expected, number in enumerate(sorted(numbered)):
+        if number != expected:
+            raise RecordingError(
+                f"part-{expected:05d}.parquet",
+                f"recording {label}, table {spec.name}",
+                "the part is missing, though later ones are there",
+                "Copy the whole folder again.",
+            )
+    return [numbered[n] for n in sorted(numbered)], notes
+
+
+def read_closed(root: Path) -> tuple[dict[str, int] | None, str | None]:
+    """Rows of each table by closed.json, or None and the reason why the run's end is not known."""
+    path = root / CLOSED_FILE
+    if not path.exists():
+        return (
+            None,
+            "The recording was not closed: its writer was stopped, and the end of the run may be missing.",
+        )
+    try:
+        content = json.loads(path.read_text())
+        rows = content.get("rows", content)
+        return {k: int(v) for k, v in rows.items() if k in {t.name for t in TABLES}}, None
+    except (ValueError, TypeError, AttributeError, UnicodeDecodeError):
+        return None, f"{CLOSED_FILE} is damaged, so the end of the run may be missing."
+
+
+def remove_tree(path: str) -> None:
+    """Delete a folder of extracted files; what is gone already is fine."""
+    shutil.rmtree(path, ignore_errors=True)
