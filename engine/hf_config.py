@@ -1,0 +1,240 @@
+"""What the keys of a Hugging Face `config.json` mean for the shape of a model.
+
+It knows the spellings that families use, their defaults where a key is left out, which layers are
+MoE or have a sliding window, and how quantisation is declared. It reads no file and counts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from traces.errors import SettingsError
+
+# Families whose layers are plain attention + MLP / MoE, which is all that the cost model knows.
+SUPPORTED = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe", "deepseek_v2",
+    "deepseek_v3", "kimi_k2", "gemma", "gemma2", "gemma3", "gemma3_text", "gpt_oss", "opt",
+    "gpt_neox", "gpt2", "falcon", "phi3", "granite", "olmo2", "smollm3", "starcoder2", "glm4_moe",
+    "mistral3", "qwen2_5_vl", "qwen2_vl",
+)  # fmt: skip
+TWO_MATRIX_MLP = ("opt", "gpt_neox", "gpt2", "falcon", "starcoder2")
+TIED_BY_DEFAULT = (
+    "gemma",
+    "gemma2",
+    "gemma3",
+    "gemma3_text",
+    "opt",
+    "gpt2",
+    "falcon",
+    "starcoder2",
+)
+MLA_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
+# gemma3_text's defaults (Gemma-3-4B): published multimodal configs leave some of them out.
+FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
+    "gemma3_text": {
+        "head_dim": 256,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "vocab_size": 262208,
+        "sliding_window": 4096,
+    },
+    "gemma2": {"head_dim": 256, "sliding_window": 4096},
+    "gemma": {"head_dim": 256},
+}
+
+_ALIASES = {
+    "num_layers": ("num_hidden_layers", "n_layer", "num_layers", "n_layers"),
+    "hidden": ("hidden_size", "n_embd", "d_model"),
+    "num_heads": ("num_attention_heads", "n_head", "n_heads"),
+    "vocab": ("vocab_size",),
+    "ffn": ("intermediate_size", "ffn_dim", "ffn_hidden_size", "n_inner"),
+    "num_kv_heads": ("num_key_value_heads", "num_kv_heads", "n_head_kv"),
+    "num_experts": ("num_local_experts", "num_experts", "n_routed_experts"),
+    "experts_per_token": ("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
+}
+
+
+def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Fields of ModelShape that the config gives; `file` names it in errors. Alters nothing.
+
+    Raises: SettingsError that names the file, the missing keys or what is supported.
+    """
+    c, kind = _text_config(config, file)
+    missing = [n for n in ("num_layers", "hidden", "num_heads", "vocab") if _get(c, n) is None]
+    if kind not in TWO_MATRIX_MLP and _get(c, "ffn") is None:
+        missing.append("ffn")
+    if missing:
+        keys = "; ".join(" or ".join(_ALIASES[m]) for m in missing)
+        raise SettingsError(
+            f"{file}: these keys are missing: {keys}. Give the whole config.json of a text model."
+        )
+    hidden, heads = _count(c, "hidden", file), _count(c, "num_heads", file)
+    head_dim = int(c.get("head_dim") or hidden // heads)
+    fields: dict[str, Any] = {
+        "num_layers": _count(c, "num_layers", file),
+        "hidden": hidden,
+        "num_heads": heads,
+        "num_kv_heads": _kv_heads(c, kind, heads),
+        "head_dim": head_dim,
+        "v_head_dim": head_dim,
+        "ffn": _count(c, "ffn", file) if _get(c, "ffn") is not None else 4 * hidden,
+        "vocab": _count(c, "vocab", file),
+        "gated_mlp": kind not in TWO_MATRIX_MLP,
+        "tied_embeddings": bool(
+            c.get(
+                "tie_word_embeddings",
+                config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT),
+            )
+        ),
+        "max_model_len": c.get("max_position_embeddings") or c.get("n_positions"),
+    }
+    fields |= _moe(c, fields["num_layers"], fields["ffn"])
+    fields |= _mla(c, kind, file)
+    fields |= _window(c, kind, fields["num_layers"], file)
+    fields |= _quantization(
+        config.get("quantization_config") or c.get("quantization_config"), file
+    )
+    return fields
+
+
+def _get(c: Mapping[str, Any], name: str) -> Any:
+    return next((c[k] for k in _ALIASES[name] if c.get(k) is not None), None)
+
+
+def _count(c: Mapping[str, Any], name: str, file: str) -> int:
+    value = _get(c, name)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        key = next(k for k in _ALIASES[name] if c.get(k) is not None)
+        raise SettingsError(
+            f"{file}, {key}: {value!r} is not a positive whole number. Check the file."
+        )
+    return value
+
+
+def _text_config(config: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
+    """The part of the config that describes the language model, defaults filled in, and its family."""
+    inner = config.get("text_config") or config.get("llm_config")
+    c = inner if isinstance(inner, Mapping) else config
+    kind = str(c.get("model_type") or config.get("model_type") or "")
+    if kind not in SUPPORTED:
+        fault = (
+            f"model_type {kind!r} is not supported" if kind else "the key model_type is missing"
+        )
+        raise SettingsError(f"{file}: {fault}. Supported: {', '.join(SUPPORTED)}.")
+    return {
+        **FAMILY_DEFAULTS.get(kind, {}),
+        **{k: v for k, v in c.items() if v is not None},
+    }, kind
+
+
+def _kv_heads(c: Mapping[str, Any], kind: str, heads: int) -> int:
+    if kind == "falcon" and not c.get("new_decoder_architecture"):
+        return 1 if c.get("multi_query", True) else heads
+    value = _get(c, "num_kv_heads")
+    return int(value) if value is not None else heads
+
+
+def _moe(c: Mapping[str, Any], layers: int, ffn: int) -> dict[str, Any]:
+    """Which layers route, over how many experts, how wide."""
+    experts, chosen = _get(c, "num_experts"), _get(c, "experts_per_token")
+    if not experts or not chosen or experts < 2:
+        return {}
+    width = int(c.get("moe_intermediate_size") or ffn)
+    dense = set(c.get("mlp_only_layers") or ())
+    first = int(c.get("first_k_dense_replace") or 0)
+    stride = int(c.get("decoder_sparse_step") or c.get("moe_layer_freq") or 1)
+    routed = sum(
+        i >= first
+        and i not in dense
+        and ((i + 1) % stride == 0 if "decoder_sparse_step" in c else i % stride == 0)
+        for i in range(layers)
+    )
+    shared = (
+        c.get("shared_expert_intermediate_size") or int(c.get("n_shared_experts") or 0) * width
+    )
+    return {
+        "num_moe_layers": routed,
+        "num_experts": int(experts),
+        "experts_per_token": int(chosen),
+        "expert_ffn": width,
+        "shared_ffn": int(shared),
+    }
+
+
+def _mla(c: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
+    """Latent attention of DeepSeek-V2 / V3 and Kimi-K2."""
+    if kind not in MLA_FAMILIES:
+        return {}
+    keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
+    missing = [k for k in keys if c.get(k) is None]
+    if missing:
+        raise SettingsError(
+            f"{file}: these keys of latent attention are missing: {', '.join(missing)}. Give the whole config.json."
+        )
+    return {
+        "kv_lora_rank": int(c["kv_lora_rank"]),
+        "rope_dim": int(c["qk_rope_head_dim"]),
+        "nope_dim": int(c["qk_nope_head_dim"]),
+        "v_head_dim": int(c["v_head_dim"]),
+        "head_dim": int(c["qk_nope_head_dim"]) + int(c["qk_rope_head_dim"]),
+        "q_lora_rank": int(c.get("q_lora_rank") or 0),
+    }
+
+
+def _window(c: Mapping[str, Any], kind: str, layers: int, file: str) -> dict[str, Any]:
+    """How many layers see only a window, and how long it is."""
+    window = c.get("sliding_window")
+    if not window or c.get("use_sliding_window") is False:
+        return {}
+    if kind.startswith("qwen") and not c.get("use_sliding_window"):
+        return {}
+    types = c.get("layer_types")
+    if types is not None:
+        unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
+        if unknown or len(types) != layers:
+            raise SettingsError(
+                f"{file}, layer_types: {len(types)} entries for {layers} layers, of kinds {sorted(set(types))}. "
+                "Supported are full_attention and sliding_attention, one per layer."
+            )
+        count = sum(t == "sliding_attention" for t in types)
+    elif kind == "gemma3_text":
+        pattern = int(c.get("sliding_window_pattern") or c.get("_sliding_window_pattern") or 6)
+        count = layers - layers // pattern  # every pattern-th layer is global
+    elif kind in ("gemma2", "gpt_oss"):
+        count = (layers + 1) // 2  # local, global, local, ...
+    elif kind.startswith("qwen"):
+        count = max(0, layers - int(c.get("max_window_layers") or layers))
+    else:
+        count = layers
+    return {"window_tokens": int(window), "num_window_layers": count} if count else {}
+
+
+def _quantization(q: Mapping[str, Any] | None, file: str) -> dict[str, Any]:
+    """Weight types that a quantization_config declares; nothing: 16 bits (float32 is served so too)."""
+    if not q:
+        return {}
+    method = str(q.get("quant_method") or "")
+    if method == "mxfp4":  # gpt-oss: experts only
+        return {"expert_weight_dtype": "mxfp4"}
+    bits: Any = None
+    if method == "fp8":
+        bits = 8
+    elif method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
+        bits = q.get("bits") or q.get("w_bit")
+    elif method == "compressed-tensors":
+        groups = q.get("config_groups") or {}
+        bits = next(((g.get("weights") or {}).get("num_bits") for g in groups.values()), None)
+    elif method == "bitsandbytes":
+        bits = 4 if q.get("load_in_4bit") else 8
+    names = {4: "int4", 8: "int8" if method != "fp8" else "fp8"}
+    if method == "compressed-tensors" and bits == 8:
+        groups = q.get("config_groups") or {}
+        kinds = {(g.get("weights") or {}).get("type") for g in groups.values()}
+        names[8] = "fp8" if "float" in kinds else "int8"
+    if bits not in names:
+        raise SettingsError(
+            f"{file}, quantization_config: quant_method {method!r} with {bits!r} bits is not known. Supported: fp8, "
+            "mxfp4, and 4 or 8 bits of awq, gptq, compressed-tensors, bitsandbytes; or remove the key and set weight_dtype."
+        )
+    return {"weight_dtype": names[bits], "expert_weight_dtype": names[bits]}
