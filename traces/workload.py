@@ -189,8 +189,9 @@ def make_workload(
         else:
             fill.append(pl.lit(None, dtype=dtype).alias(col))
     table = frame.select(fill)
-    for col in ("prefix_ids", "prefix_tokens"):
-        table = table.with_columns(pl.col(col).fill_null([]))
+    table = table.with_columns(
+        pl.col("priority").fill_null(0), pl.col("prefix_ids", "prefix_tokens").fill_null([])
+    )
     _check_rows(table, name)
     times = table["arrival_s"].to_numpy()
     steps = np.diff(times)

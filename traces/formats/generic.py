@@ -1,0 +1,179 @@
+"""Any table with an arrival and two token counts in it: CSV, TSV, JSON, JSON lines, Parquet.
+
+The columns are guessed from their names or given; the guess is reported. The trace columns of the
+decision tests (request_id, prompt_tokens, output_tokens, arrival_step or arrival_time_s, priority,
+prefix_hash_ids, prefix_hash_block, abort_step) are read by this reader too, name for name.
+"""
+
+from __future__ import annotations
+
+import polars as pl
+
+from traces.errors import NotAWorkloadError
+from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
+from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
+from traces.formats.source import Source
+from traces.formats.tabular import load
+from traces.formats.times import unit_in_name
+
+_FAILED_WORDS = (
+    "fail",
+    "failed",
+    "failure",
+    "error",
+    "errored",
+    "cancelled",
+    "canceled",
+    "timeout",
+    "aborted",
+)
+
+
+class NoArrivalsError(NotAWorkloadError):
+    """Token counts without arrivals: lengths only."""
+
+
+def sniff(source: Source) -> bool:
+    return bool(source.columns)
+
+
+def read(source: Source, options: ReadOptions) -> RawTrace:
+    """The table, by guessed or given columns. Raises NotAWorkloadError when one is not there."""
+    columns = guess(source.columns)
+    if options.mapping:
+        given = checked_mapping(source, options.mapping)
+        columns = {r: c for r, c in columns.items() if c not in given.values()} | given
+    if source.shape == "json":
+        columns = _with_rare_keys(columns)
+    stepped = "arrival_step" in columns and "arrival_s" not in (options.mapping or {})
+    if stepped and not _says_arrival(columns):
+        columns.pop("arrival_s", None)
+    _need(source, columns, stepped)
+    unit = options.time_unit or (
+        unit_in_name(columns["arrival_s"]) if "arrival_s" in columns else None
+    )
+    loaded = load(source, columns, KINDS, time_unit=unit)
+    frame = loaded.frame
+    unused = [r for r in columns if r not in NEEDED and frame[r].null_count() == frame.height]
+    frame = frame.drop(unused)
+    columns = {r: c for r, c in columns.items() if r not in unused}
+    notes: list[str] = []
+    if "arrival_s" not in columns:
+        frame = frame.with_columns(pl.col("arrival_step").cast(pl.Float64).alias("arrival_s"))
+        notes.append("Arrivals are step numbers, not times: replay it with the step clock.")
+    if "abort_s" in frame.columns:
+        frame = frame.with_columns(pl.col("abort_s") - loaded.origin_s)
+    frame, block, block_note = _prefix_blocks(source, frame)
+    frame = _failures(frame)
+    raw = raw_from_table(
+        source,
+        f"generic {_shape_name(source)}",
+        loaded,
+        columns=columns,
+        prefix_block_tokens=block,
+        notes=(*notes, *block_note, *_unit_note(loaded.plan, columns)),
+    )
+    return RawTrace(**{**raw.__dict__, "frame": frame})
+
+
+def _with_rare_keys(columns: dict[str, str]) -> dict[str, str]:
+    """JSON records may lack a key at first: these are looked for in every record, whatever the head says."""
+    rare = {
+        "priority": "priority",
+        "prefix_ids": "prefix_hash_ids",
+        "prefix_block_tokens": "prefix_hash_block",
+        "abort_step": "abort_step",
+    }
+    return columns | {
+        r: c for r, c in rare.items() if r not in columns and c not in columns.values()
+    }
+
+
+def _says_arrival(columns: dict[str, str]) -> bool:
+    return (
+        columns.get("arrival_s", "").lower().startswith("arriv")
+        and columns["arrival_s"] != columns["arrival_step"]
+    )
+
+
+def _shape_name(source: Source) -> str:
+    if source.shape == "csv":
+        return "TSV" if source.delimiter == "\t" else "CSV"
+    if source.shape == "json":
+        return "JSON lines" if source.lines else "JSON"
+    return "Parquet"
+
+
+def _unit_note(plan: object, columns: dict[str, str]) -> list[str]:
+    unit, why = getattr(plan, "unit", ""), getattr(plan, "why", "")
+    if not unit or why == "given by the caller":
+        return []
+    return [f"{columns['arrival_s']} is taken as {unit}: {why}."]
+
+
+def _need(source: Source, columns: dict[str, str], stepped: bool) -> None:
+    missing = [r for r in NEEDED if r not in columns and not (stepped and r == "arrival_s")]
+    if not missing:
+        return
+    has = f"Its columns are {', '.join(c[:40] for c in source.columns[:30])}."
+    if missing == ["arrival_s"]:
+        raise NoArrivalsError(
+            source.name,
+            "",
+            "it holds token counts but no arrival times",
+            f"Add a column with arrival times, map one, or draw lengths for a synthetic workload from it. {has}",
+        )
+    raise NotAWorkloadError(
+        source.name,
+        "",
+        f"no column was recognised as {', '.join(missing)}",
+        f"Map the columns by hand (arrival, prompt tokens, output tokens) if they are there. {has}",
+    )
+
+
+def _prefix_blocks(
+    source: Source, frame: pl.DataFrame
+) -> tuple[pl.DataFrame, int | None, list[str]]:
+    """The block length of the prefix ids: one for the file, or one a row as segment lengths.
+
+    0 or no column: an id stands for one block of the engine, whatever its block size is; this is
+    what prefix_block_tokens None without prefix_tokens means.
+    """
+    if "prefix_ids" not in frame.columns:
+        return frame.drop("prefix_block_tokens", strict=False), None, []
+    if "prefix_block_tokens" not in frame.columns:
+        return frame, None, ["A prefix id is taken as one block of the engine's block size."]
+    sizes = frame["prefix_block_tokens"].fill_null(0)
+    frame = frame.drop("prefix_block_tokens")
+    distinct = sizes.unique().to_list()
+    if distinct == [0]:
+        return frame, None, ["A prefix id is taken as one block of the engine's block size."]
+    if len(distinct) == 1:
+        return frame, int(distinct[0]), []
+    if min(distinct) <= 0:
+        row = int((sizes <= 0).arg_true()[0])
+        raise source.error(
+            f"row {row + 1}",
+            "some rows give the tokens of a prefix block and this one does not",
+            "Give the same kind of value in every row.",
+        )
+    lengths = [
+        [int(s)] * n
+        for s, n in zip(sizes.to_list(), frame["prefix_ids"].list.len().to_list(), strict=True)
+    ]
+    column = pl.Series("prefix_tokens", lengths, dtype=pl.List(pl.UInt32))
+    return frame.with_columns(column), None, []
+
+
+def _failures(frame: pl.DataFrame) -> pl.DataFrame:
+    """Rows whose status says failure are set aside; a status of 400 and above is one."""
+    if "status" not in frame.columns:
+        return frame
+    low = pl.col("status").str.strip_chars().str.to_lowercase()
+    code = low.cast(pl.Int64, strict=False)
+    failed = low.is_in(_FAILED_WORDS) | (code.is_between(400, 599)).fill_null(False)
+    reason = pl.when(failed).then(pl.lit("failed")).otherwise(pl.lit(None, dtype=pl.String))
+    return frame.with_columns(reason.alias("aside")).drop("status")
+
+
+FORMAT = Format("generic", "any table with arrival and token columns", sniff, read)

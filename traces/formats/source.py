@@ -1,0 +1,387 @@
+"""What a file looks like from outside: compression, encoding, grammar and first record.
+
+Knows bytes, CSV headers and JSON values. Knows no trace format; those ask it what they need.
+Nothing is unpickled or executed, and no more than the head is read until somebody asks for rows.
+"""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import io
+import json
+import os
+import tempfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from traces.errors import NotAWorkloadError, WorkloadError
+
+HEAD_BYTES = 65_536
+MAX_DOCUMENT_BYTES = 1 << 30  # one JSON document is parsed in memory: above this, JSON lines
+MAX_FIELD_CHARS = 64 << 20
+
+_MAGIC = (
+    (b"\x1f\x8b", "gzip"),
+    (b"\x28\xb5\x2f\xfd", "zstd"),
+)
+_REMEDY_TEXT = "Give a CSV, TSV, JSON, JSON lines or Parquet file, plain or as .gz or .zst."
+
+
+@dataclass(frozen=True)
+class Source:
+    """One file, opened far enough to know its grammar.
+
+    name: the name it was uploaded under; compression: "", "gzip" or "zstd"; encoding: of its text;
+    shape: "csv", "json", "parquet", "zip", "text" or "binary"; head: its first decoded characters;
+    delimiter, columns: of a CSV (columns: header cells, or the keys of the first JSON record);
+    first: the first JSON record (of a list: its first element); lines: each JSON record has a line
+    of its own; listed: the JSON document is one list.
+    """
+
+    path: Path
+    name: str
+    compression: str = ""
+    encoding: str = "utf-8"
+    shape: str = "text"
+    head: str = ""
+    delimiter: str = ","
+    columns: tuple[str, ...] = ()
+    first: Any = None
+    lines: bool = False
+    listed: bool = False
+    magic: bytes = field(default=b"", repr=False)
+
+    def error(self, place: str, fault: str, remedy: str) -> WorkloadError:
+        return WorkloadError(self.name, place, fault, remedy)
+
+    def refuse(self, fault: str, remedy: str) -> NotAWorkloadError:
+        return NotAWorkloadError(self.name, "", fault, remedy)
+
+    def has(self, *names: str) -> bool:
+        """Whether every name is a column (CSV, Parquet) or a key of the first record (JSON)."""
+        return set(names) <= set(self.columns)
+
+    @property
+    def is_table(self) -> bool:
+        return self.shape in ("csv", "parquet")
+
+    def open_bytes(self) -> IO[bytes]:
+        """The decompressed bytes. The caller closes it."""
+        return _open(self.path, self.compression)
+
+    def open_text(self) -> IO[str]:
+        """The decoded text with its line ends as they are. The caller closes it."""
+        return io.TextIOWrapper(self.open_bytes(), encoding=self.encoding, newline="")
+
+    def text(self) -> str:
+        """The whole decoded text. Raises WorkloadError when it is too long, cut or no text."""
+        with self.open_bytes() as f, reading(self):
+            raw = f.read(MAX_DOCUMENT_BYTES + 1)
+        if len(raw) > MAX_DOCUMENT_BYTES:
+            raise self.error(
+                "",
+                f"one JSON document of more than {MAX_DOCUMENT_BYTES >> 30} GiB cannot be read at once",
+                "Convert it to JSON lines (one record a line) or Parquet.",
+            )
+        try:
+            return raw.decode(self.encoding)
+        except UnicodeDecodeError as e:
+            raise self.error(
+                f"byte {e.start}", "it is not text in UTF-8", "Save it as UTF-8."
+            ) from e
+
+
+class reading:
+    """Turns what a decompressor says about a damaged file into a WorkloadError that names it."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: Any, e: BaseException | None, tb: Any) -> None:
+        if e is None or isinstance(e, WorkloadError):
+            return
+        if _is_damage(e):
+            fault = f"the {self.source.compression or 'file'} data is damaged or cut off"
+            raise self.source.error("", fault, "Copy or download the file again.") from e
+        if isinstance(e, UnicodeError):
+            raise self.source.error("", "it is not text in UTF-8", "Save it as UTF-8.") from e
+
+
+def _is_damage(e: BaseException) -> bool:
+    return isinstance(e, EOFError | gzip.BadGzipFile | zlib.error) or "Zstd" in type(e).__name__
+
+
+def _open(path: Path, compression: str) -> IO[bytes]:
+    if compression == "gzip":
+        return gzip.open(path, "rb")  # type: ignore[return-value]
+    if compression == "zstd":
+        import zstandard
+
+        raw = path.open("rb")
+        return zstandard.ZstdDecompressor().stream_reader(
+            raw, read_across_frames=True, closefd=True
+        )
+    return path.open("rb")
+
+
+def inspect(path: str | Path, name: str | None = None) -> Source:
+    """A Source for the file. Raises WorkloadError when it is missing, empty or unreadable."""
+    path = Path(path)
+    name = Path(name).name if name else path.name
+    magic = _first_bytes(path, name)
+    compression = next((c for m, c in _MAGIC if magic.startswith(m)), "")
+    source = Source(path, name, compression=compression, magic=magic)
+    with reading(source), source.open_bytes() as f:
+        raw = _read_up_to(f, HEAD_BYTES)
+    if not raw.strip(b"\x00 \t\r\n"):
+        raise source.error(
+            "", "the file holds nothing", "Check that the export or download finished."
+        )
+    if raw.startswith(b"PAR1"):
+        return _parquet(source)
+    if raw.startswith((b"PK\x03\x04", b"PK\x05\x06")):
+        return _with(source, shape="zip")
+    encoding = _encoding(raw)
+    head = _decode_head(raw, encoding)
+    if head is None:
+        return _with(source, shape="binary", magic=raw[:64])
+    source = _with(source, encoding=encoding, head=head)
+    if head.lstrip()[:1] in ("{", "["):
+        found = _json(source)
+        if found is not None:
+            return found
+    return _csv(source)
+
+
+def _with(source: Source, **changes: Any) -> Source:
+    from dataclasses import replace
+
+    return replace(source, **changes)
+
+
+def _first_bytes(path: Path, name: str) -> bytes:
+    if path.is_dir():
+        raise WorkloadError(
+            name, "", "it is a folder, not a file", "Give the trace file inside it."
+        )
+    try:
+        with path.open("rb") as f:
+            magic = f.read(64)
+    except FileNotFoundError as e:
+        raise WorkloadError(name, "", "there is no such file", "Check the path.") from e
+    except OSError as e:
+        reason = os.strerror(e.errno) if e.errno else str(e)
+        raise WorkloadError(
+            name, "", f"it cannot be opened ({reason})", "Check its permissions."
+        ) from e
+    if not magic:
+        raise WorkloadError(
+            name, "", "the file is empty", "Check that the export or download finished."
+        )
+    return magic
+
+
+def _read_up_to(f: IO[bytes], n: int) -> bytes:
+    parts = []
+    while n > 0:
+        part = f.read(n)
+        if not part:
+            break
+        parts.append(part)
+        n -= len(part)
+    return b"".join(parts)
+
+
+def _encoding(raw: bytes) -> str:
+    if raw.startswith(b"\xef\xbb\xbf"):
+        return "utf-8-sig"
+    if raw.startswith((b"\xff\xfe", b"\xfe\xff")):
+        return "utf-16"
+    return "utf-8"
+
+
+def _decode_head(raw: bytes, encoding: str) -> str | None:
+    """The text of the head (a character that the cut splits is left out), or None: no text."""
+    try:
+        text = raw.decode(encoding)
+    except UnicodeDecodeError as e:
+        if e.start < len(raw) - 4:
+            return None
+        text = raw[: e.start].decode(encoding)
+    return None if "\x00" in text else text
+
+
+def _parquet(source: Source) -> Source:
+    import pyarrow.parquet as pq
+
+    if source.compression:
+        raise source.error(
+            "",
+            f"it is Parquet packed with {source.compression}",
+            "Unpack it: Parquet is compressed inside.",
+        )
+    try:
+        names = tuple(pq.read_schema(source.path).names)
+    except Exception as e:  # pyarrow raises several kinds for damaged footers
+        raise source.error(
+            "", f"the Parquet file is damaged or cut off ({e})", "Copy or write it again."
+        ) from e
+    return _with(source, shape="parquet", columns=names)
+
+
+def _csv(source: Source) -> Source:
+    """A CSV when the first line splits into two cells or more, else plain text."""
+    line = next((x for x in source.head.splitlines() if x.strip()), "")
+    delimiter = max(",\t;|", key=line.count)
+    if line.count(delimiter) == 0:
+        return _with(source, shape="text")
+    cells = next(csv.reader([line], delimiter=delimiter), [])
+    columns = tuple(c.strip().strip("\ufeff") for c in cells)
+    return _with(source, shape="csv", delimiter=delimiter, columns=columns)
+
+
+def _json(source: Source) -> Source | None:
+    """The first record of a JSON document, JSON lines or JSON objects in a row; None: no JSON."""
+    text = source.head
+    start = len(text) - len(text.lstrip())
+    listed = text[start] == "["
+    if listed:
+        start += 1
+    whole = len(text.encode(source.encoding)) < HEAD_BYTES
+    try:
+        value, end = _decode(text, start)
+    except json.JSONDecodeError as e:
+        if (
+            whole
+            and not listed
+            and "\n" not in text.strip()
+            and not text.lstrip().startswith('{"')
+        ):
+            return None
+        if whole:
+            if listed and text[start:].strip() in ("]", ""):
+                raise source.error(
+                    "", "the list is empty", "Check the export and its filters."
+                ) from e
+            raise _bad_json(source, text, e) from e
+        text = source.text()
+        try:
+            value, end = _decode(text, start)
+        except json.JSONDecodeError as e2:
+            raise _bad_json(source, text, e2) from e2
+    columns = tuple(str(k) for k in value) if isinstance(value, dict) else ()
+    line = "\n" not in text[start:end].strip() and not listed
+    if line and columns:
+        columns = tuple(dict.fromkeys((*columns, *_later_keys(text[end:]))))
+    return _with(source, shape="json", first=value, columns=columns, lines=line, listed=listed)
+
+
+def _later_keys(rest: str) -> Iterator[str]:
+    """Keys of the whole lines that the head still holds: optional keys may be absent at first."""
+    import orjson
+
+    for line in rest.splitlines()[:500]:
+        try:
+            value = orjson.loads(line)
+        except orjson.JSONDecodeError:
+            continue  # blank, or cut off by the end of the head; reading the rows says if damaged
+        if isinstance(value, dict):
+            yield from value
+
+
+_DECODER = json.JSONDecoder()
+
+
+def _decode(text: str, start: int) -> tuple[Any, int]:
+    while start < len(text) and text[start] in " \t\r\n":
+        start += 1
+    return _DECODER.raw_decode(text, start)
+
+
+def _bad_json(source: Source, text: str, e: json.JSONDecodeError) -> WorkloadError:
+    at_end = e.pos >= len(text.rstrip()) - 1 or e.msg.startswith("Unterminated")
+    fault = "the JSON is cut off" if at_end else f"it is not valid JSON ({e.msg})"
+    return source.error(
+        f"line {e.lineno}", fault, "Copy or export it again, or correct that line."
+    )
+
+
+def records(source: Source) -> Iterator[tuple[str, Any]]:
+    """Each JSON record with its place ("line 3", "record 3"), in file order; blank lines skipped.
+
+    A list yields its elements. JSON objects one after another (also over several lines) yield one
+    each. Integers keep 64 bits. Raises WorkloadError with the line of the first fault.
+    """
+    if source.lines:
+        yield from _line_records(source)
+    else:
+        yield from _document_records(source)
+
+
+def _line_records(source: Source) -> Iterator[tuple[str, Any]]:
+    with source.open_text() as f, reading(source):
+        for number, line in enumerate(f, 1):
+            stripped = line.strip().lstrip("\ufeff")
+            if stripped:
+                yield f"line {number}", parse_line(source, stripped, number)
+
+
+def parse_line(source: Source, line: str, number: int) -> Any:
+    """The JSON value of one line. Raises WorkloadError naming the line."""
+    import orjson
+
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError:
+        pass  # NaN, or integers beyond 64 bits: Python's parser takes them, the readers judge them
+    try:
+        return json.loads(line)
+    except (json.JSONDecodeError, RecursionError) as e:
+        cut = isinstance(e, json.JSONDecodeError) and (
+            e.pos >= len(line) - 1 or e.msg.startswith("Unterminated")
+        )
+        fault = "the line is cut off" if cut else f"the line is not valid JSON ({e})"
+        raise source.error(
+            f"line {number}", fault, "Copy or export the file again, or remove the line."
+        ) from e
+
+
+def _document_records(source: Source) -> Iterator[tuple[str, Any]]:
+    text = source.text()
+    number, at = 0, len(text) - len(text.lstrip())
+    if source.listed:
+        at += 1
+    while True:
+        while at < len(text) and text[at] in " \t\r\n,":
+            at += 1
+        if at >= len(text) or text[at] == "]":
+            if source.listed and at >= len(text):
+                raise source.error(
+                    f"record {number + 1}",
+                    "the JSON list is cut off",
+                    "Copy or export it again.",
+                )
+            return
+        try:
+            value, at = _DECODER.raw_decode(text, at)
+        except json.JSONDecodeError as e:
+            raise _bad_json(source, text, e) from e
+        number += 1
+        yield f"record {number}", value
+
+
+def utf8_copy(source: Source) -> tempfile._TemporaryFileWrapper[bytes]:
+    """The text of the file in UTF-8 in a temporary file, for readers that take nothing else."""
+    out = tempfile.NamedTemporaryFile(suffix=".csv")  # noqa: SIM115 - the caller holds it
+    with source.open_text() as f, reading(source):
+        while chunk := f.read(1 << 20):
+            out.write(chunk.encode())
+    out.flush()
+    return out

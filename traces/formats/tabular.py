@@ -1,0 +1,424 @@
+"""Columns out of CSV, JSON lines, JSON and Parquet files, as numbers, with exact faults.
+
+Knows how counts, times, ids and text are written in cells. Files are read lazily with polars: only
+the columns asked for, decompressed on the way, so millions of rows need no more memory than their
+numbers. What polars cannot read strictly is read again record by record, to name the row at fault.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import polars as pl
+from polars.exceptions import PolarsError
+
+from traces.errors import WorkloadError
+from traces.formats import times
+from traces.formats.source import Source, reading, records, utf8_copy
+from traces.formats.times import TimePlan
+
+SAMPLE_ROWS = 1_000
+# Counts above this are no counts; they also would not fit what follows.
+MAX_COUNT = 2**62
+_U64 = 2**64
+
+TIME, COUNT, INTEGER, TEXT, IDS, NUMBER = "time", "count", "integer", "text", "ids", "number"
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """Columns by role, in file order; arrival_s relative to origin_s, in seconds."""
+
+    frame: pl.DataFrame
+    origin_s: float
+    plan: TimePlan | None
+
+
+def load(
+    source: Source,
+    columns: Mapping[str, str],
+    kinds: Mapping[str, str],
+    *,
+    time_unit: str | None = None,
+) -> Loaded:
+    """The named columns of a file. columns: role -> column; kinds: role -> TIME, COUNT, ...
+
+    A role of kind TIME must be called arrival_s. Blank lines are skipped. A cell that is not what
+    its kind says raises WorkloadError with its row and column.
+    """
+    if source.shape == "json":
+        lazy = _scan_json(source, columns, kinds)
+    elif source.shape == "parquet":
+        lazy = pl.scan_parquet(source.path)
+    else:
+        lazy = _scan_csv(source)
+    picked = lazy.select([pl.col(c).alias(r) for r, c in columns.items()])
+    frame, plan = _collect(source, picked, columns, kinds, time_unit)
+    return _finish(source, frame, columns, kinds, plan)
+
+
+def _scan_csv(source: Source) -> pl.LazyFrame:
+    path: Any = source.path
+    if source.encoding not in ("utf-8", "utf-8-sig"):
+        with utf8_copy(source) as copy, reading(source):
+            return pl.read_csv(copy.name, separator=source.delimiter, infer_schema=False).lazy()
+    return pl.scan_csv(
+        path, separator=source.delimiter, infer_schema=False, with_column_names=_strip_names
+    )
+
+
+def _strip_names(names: list[str]) -> list[str]:
+    return [n.strip().strip("\ufeff") for n in names]
+
+
+def _scan_json(
+    source: Source, columns: Mapping[str, str], kinds: Mapping[str, str]
+) -> pl.LazyFrame:
+    """Typed by the first record; where a record differs in type, everything as text instead."""
+    wanted = {c: _json_type(source.first.get(c), kinds[r]) for r, c in columns.items()}
+    if any(kinds[r] == IDS and source.first.get(c) is None for r, c in columns.items()):
+        wanted |= {c: pl.List(pl.UInt64) for r, c in columns.items() if kinds[r] == IDS}
+    if source.lines and source.encoding == "utf-8":
+        try:
+            return pl.scan_ndjson(source.path, schema=wanted).collect(engine="streaming").lazy()
+        except (PolarsError, OSError):
+            pass  # the slow way below reads what is odd and names what is wrong
+    return _json_as_text(source, columns, kinds)
+
+
+def _json_type(value: Any, kind: str) -> Any:
+    if kind == IDS and isinstance(value, list):
+        return (
+            pl.List(pl.UInt64)
+            if all(isinstance(v, int) and v >= 0 for v in value)
+            else pl.List(pl.String)
+        )
+    if value is None and kind in (COUNT, INTEGER, NUMBER):
+        return pl.Float64 if kind == NUMBER else pl.Int64
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return pl.String
+    return pl.Int64 if isinstance(value, int) and abs(value) < 2**63 else pl.Float64
+
+
+def _json_as_text(
+    source: Source, columns: Mapping[str, str], kinds: Mapping[str, str]
+) -> pl.LazyFrame:
+    cells: dict[str, list[Any]] = {c: [] for c in columns.values()}
+    ids = {columns[r] for r, k in kinds.items() if k == IDS and r in columns}
+    for place, record in records(source):
+        if not isinstance(record, dict):
+            raise source.error(
+                place,
+                f"a {_kind_of(record)} stands where a record should",
+                "Give one JSON object a request.",
+            )
+        for c, out in cells.items():
+            value = record.get(c)
+            out.append(_id_list(source, place, c, value) if c in ids else _as_text(value))
+    types = {c: pl.List(pl.UInt64) if c in ids else pl.String for c in cells}
+    return pl.DataFrame(cells, schema=types).lazy()
+
+
+def _as_text(value: Any) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return repr(value)
+
+
+def _kind_of(value: Any) -> str:
+    return {list: "list", str: "text", int: "number", float: "number"}.get(
+        type(value), type(value).__name__
+    )
+
+
+def _id_list(source: Source, place: str, column: str, value: Any) -> list[int]:
+    """Ids as unsigned 64-bit numbers; text ids (and "1|2|3") are hashed or split."""
+    if value is None:
+        return []
+    if isinstance(value, str):
+        value = [v for v in value.strip("[]").replace("|", ",").split(",") if v.strip()]
+    if not isinstance(value, list):
+        raise source.error(
+            f"{place}, {column}", f"{value!r} is not a list of ids", "Give a list, or 1|2|3."
+        )
+    return [id_number(v) for v in value]
+
+
+def id_number(value: Any) -> int:
+    """An id as an unsigned 64-bit number: itself, wrapped if negative; text is hashed."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value % _U64
+    text = str(value).strip()
+    if text.lstrip("-").isdigit():
+        return int(text) % _U64
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _collect(
+    source: Source,
+    picked: pl.LazyFrame,
+    columns: Mapping[str, str],
+    kinds: Mapping[str, str],
+    time_unit: str | None,
+) -> tuple[pl.DataFrame, TimePlan | None]:
+    """Numbers where they parse at once; `role?` columns mark cells that held something else."""
+    try:
+        schema = picked.collect_schema()
+        sample = picked.head(SAMPLE_ROWS).collect()
+        plan = _plan(source, sample, columns, kinds, time_unit)
+        exprs: list[pl.Expr] = []
+        for role in columns:
+            exprs += _convert(role, schema[role], kinds[role], plan, sample, thorough=False)
+        blank = pl.all_horizontal(pl.all().is_null())
+        frame = picked.filter(~blank).select(exprs).collect(engine="streaming")
+        doubtful = [r for r in columns if f"{r}?" in frame.columns and frame[f"{r}?"].any()]
+        if doubtful:
+            again = [
+                e
+                for r in columns
+                for e in _convert(r, schema[r], kinds[r], plan, sample, thorough=True)
+            ]
+            frame = picked.filter(~blank).select(again).collect(engine="streaming")
+            for role in doubtful:
+                _raise_first_bad(
+                    source, picked.filter(~blank), frame, role, columns[role], kinds[role]
+                )
+    except (PolarsError, OSError, pl.exceptions.PanicException) as e:
+        raise _table_error(source, e) from e
+    return frame.select(list(columns)), plan
+
+
+def _plan(
+    source: Source,
+    sample: pl.DataFrame,
+    columns: Mapping[str, str],
+    kinds: Mapping[str, str],
+    time_unit: str | None,
+) -> TimePlan | None:
+    role = next((r for r in columns if kinds[r] == TIME), None)
+    if role is None:
+        return None
+    column = sample[role]
+    if column.dtype.is_temporal():
+        return TimePlan(times.TEXT_UNIT, "dates and times", ("typed",))
+    numbers = column
+    if column.dtype == pl.String:
+        text = column.str.strip_chars()
+        numbers = text.cast(pl.Float64, strict=False)
+        given = text.is_not_null() & (text != "")
+        if numbers.filter(given).null_count() * 2 > int(given.sum()):
+            plan = times.plan_text(column)
+            if plan is not None:
+                return plan
+    return TimePlan(
+        time_unit or "", "given by the caller" if time_unit else "", integers=_whole(column)
+    )
+
+
+def _whole(column: pl.Series) -> bool:
+    if column.dtype != pl.String:
+        return column.dtype.is_integer()
+    text = column.str.strip_chars().drop_nulls()
+    text = text.filter(text != "")
+    return text.cast(pl.Int64, strict=False).null_count() == 0
+
+
+def _convert(
+    role: str,
+    dtype: Any,
+    kind: str,
+    plan: TimePlan | None,
+    sample: pl.DataFrame,
+    *,
+    thorough: bool,
+) -> list[pl.Expr]:
+    column = pl.col(role)
+    if kind == TEXT:
+        return [column.cast(pl.String).alias(role)]
+    if kind == IDS:
+        return [_ids(column, dtype).alias(role)]
+    if kind == TIME and plan is not None and plan.is_text:
+        if dtype.is_temporal():
+            return [column.cast(pl.Datetime("ns")).dt.epoch("ns").alias(role)]
+        forms = times.TEXT_FORMATS if thorough else plan.formats
+        clean = thorough or times.needs_cleaning(sample[role])
+        out = times.text_to_ns(
+            column, [*plan.formats, *forms] if thorough else forms, clean=clean
+        )
+        return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
+    if dtype == pl.String:
+        text = column.str.strip_chars()
+        if thorough:
+            text = text.str.strip_chars("\"'").str.replace_all(r"(\d),(\d{3})", "${1}${2}")
+        target = (
+            pl.Int64
+            if not thorough and (kind != TIME or (plan and plan.integers))
+            else pl.Float64
+        )
+        out = text.cast(target, strict=False)
+        if thorough and kind == TIME and plan and plan.integers:
+            out = text.cast(pl.Int64, strict=False)
+        return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
+    if dtype.is_numeric():
+        return [column.alias(role)]
+    if dtype == pl.Null:
+        return [column.cast(pl.Int64).alias(role)]
+    out = column.cast(pl.Float64, strict=False)
+    return [out.alias(role), (column.is_not_null()).alias(f"{role}?")]
+
+
+def _given(column: pl.Expr) -> pl.Expr:
+    low = column.str.strip_chars().str.to_lowercase()
+    return column.is_not_null() & ~low.is_in(["", "null", "none", "n/a", "na", "-", "nan"])
+
+
+def _ids(column: pl.Expr, dtype: Any) -> pl.Expr:
+    if dtype == pl.String:
+        parts = column.str.strip_chars("[] ").str.replace_all(r"[|;\s]+", ",").str.split(",")
+        return parts.list.eval(
+            pl.element().filter(pl.element() != "").cast(pl.UInt64, strict=True)
+        )
+    if isinstance(dtype, pl.List) and dtype.inner == pl.String:
+        return column.map_elements(
+            lambda ids: [id_number(v) for v in ids], return_dtype=pl.List(pl.UInt64)
+        )
+    return column.cast(pl.List(pl.UInt64), strict=True)
+
+
+def _raise_first_bad(
+    source: Source, picked: pl.LazyFrame, frame: pl.DataFrame, role: str, column: str, kind: str
+) -> None:
+    bad = frame[f"{role}?"].arg_true()
+    if not len(bad):
+        return
+    row = int(bad[0])
+    cell = picked.select(role).slice(row, 1).collect().item()
+    what = {TIME: "a time", COUNT: "a number of tokens", INTEGER: "a whole number"}.get(
+        kind, "a number"
+    )
+    raise source.error(
+        f"row {row + 1}, column {column}",
+        f"{shown(cell)} is not {what}",
+        "Correct or remove that row, or map another column.",
+    )
+
+
+def shown(value: Any) -> str:
+    """A value in quotes, cut where it is long, so that a message stays one sentence."""
+    text = str(value)
+    return repr(text if len(text) <= 60 else text[:57] + "...")
+
+
+def _table_error(source: Source, e: BaseException) -> WorkloadError:
+    """What polars says of a broken table, with the line where it can be found."""
+    text = " ".join(str(e).split())
+    if (
+        "unexpected end of file" in text
+        or "zstd" in text.lower()
+        or "incomplete" in text.lower()
+    ):
+        fault = f"the {source.compression or 'file'} data is damaged or cut off"
+        return source.error("", fault, "Copy or download the file again.")
+    if source.shape == "csv":
+        place, fault = _ragged_row(source)
+        if fault:
+            return source.error(place, fault, "Correct that row, or export the table again.")
+    return source.error(
+        "", f"the table cannot be read ({text[:200]})", "Export it again, or convert it to CSV."
+    )
+
+
+def _ragged_row(source: Source) -> tuple[str, str]:
+    """The first row with more cells than the header, or text that is no UTF-8."""
+    import csv
+
+    width = len(source.columns)
+    csv.field_size_limit(64 << 20)
+    try:
+        with source.open_text() as f:
+            for row, cells in enumerate(csv.reader(f, delimiter=source.delimiter)):
+                if len(cells) > width:
+                    return (
+                        f"row {row}",
+                        f"it has {len(cells)} cells where the header has {width}",
+                    )
+    except UnicodeDecodeError:
+        return "", "it is not text in UTF-8"
+    except (csv.Error, EOFError, OSError) as e:
+        return "", f"the CSV is damaged ({e})"
+    return "", ""
+
+
+def _finish(
+    source: Source,
+    frame: pl.DataFrame,
+    columns: Mapping[str, str],
+    kinds: Mapping[str, str],
+    plan: TimePlan | None,
+) -> Loaded:
+    """Whole counts, relative times. Raises WorkloadError for fractions, NaN and infinite times."""
+    if frame.is_empty():
+        raise source.error(
+            "", "it has a header but no rows", "Check the export and its filters."
+        )
+    out: list[pl.Series] = []
+    origin = 0.0
+    for role in columns:
+        column = frame[role]
+        if kinds[role] == TIME:
+            column, origin, plan = _times(source, column, columns[role], plan)
+        elif kinds[role] in (COUNT, INTEGER):
+            column = whole_numbers(source, column, columns[role])
+        out.append(column.alias(role))
+    return Loaded(pl.DataFrame(out), origin, plan)
+
+
+def whole_numbers(source: Source, column: pl.Series, name: str) -> pl.Series:
+    """Int64 from "21073.0" and the like. Raises WorkloadError for 1.5, inf and absurd sizes."""
+    if column.dtype.is_integer():
+        if column.dtype == pl.UInt64:
+            return column.cast(pl.Int64, strict=False).fill_null(MAX_COUNT)
+        return column.cast(pl.Int64)
+    if column.dtype == pl.Null:
+        return column.cast(pl.Int64)
+    column = column.cast(pl.Float64).fill_nan(None)
+    bad = ((column != column.round()) | (column.abs() > MAX_COUNT)).fill_null(False).arg_true()
+    if len(bad):
+        row = int(bad[0])
+        raise source.error(
+            f"row {row + 1}, column {name}",
+            f"{column[row]:g} is not a whole number of tokens",
+            "Map the right column, or correct the row.",
+        )
+    return column.cast(pl.Int64)
+
+
+def _times(
+    source: Source, column: pl.Series, name: str, plan: TimePlan | None
+) -> tuple[pl.Series, float, TimePlan]:
+    assert plan is not None
+    if plan.is_text:
+        first = column.drop_nulls()
+        is_zoned = "%#z" in "".join(plan.formats[:1])
+        rel, origin = times.relative_ns(column, is_zoned and len(first) > 0)
+    else:
+        if column.dtype.is_float():
+            infinite = column.is_infinite().fill_null(False).arg_true()
+            if len(infinite):
+                row = int(infinite[0])
+                raise source.error(
+                    f"row {row + 1}, column {name}",
+                    f"{column[row]} is not a time",
+                    "Correct or remove the row.",
+                )
+            column = column.fill_nan(None)
+        if not plan.unit:
+            unit, why = times.guess_unit(column.drop_nulls().cast(pl.Float64).to_numpy(), name)
+            plan = TimePlan(unit, why, integers=plan.integers)
+        rel, origin = times.relative_numbers(column, plan.unit)
+    series = pl.Series(np.asarray(rel, dtype=np.float64)).fill_nan(None)
+    return series, origin, plan

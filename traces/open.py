@@ -1,0 +1,179 @@
+"""From a path to what it is: a Workload or a Recording, or a sentence that says why neither.
+
+Knows how to choose a reader, to join several files, and how to describe a file without building
+the Workload. Knows no format itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+
+from traces.errors import NotAWorkloadError, WorkloadError
+from traces.formats import formats
+from traces.formats.raw import RawTrace, ReadOptions, mix_ids, to_workload
+from traces.formats.source import Source, inspect
+from traces.formats.times import UNITS
+from traces.workload import Workload
+
+if TYPE_CHECKING:
+    from traces.recording import Recording
+
+PathLike = str | Path
+
+
+def open_any(path: PathLike, **how: Any) -> Workload | Recording:
+    """The Recording in a folder, zip or Parquet part, else the Workload in a file.
+
+    how: keywords of `open_workload`. Raises RecordingError, WorkloadError, or NotAWorkloadError
+    for telemetry and for files that are neither.
+    """
+    if is_recording(path):
+        from traces.recording import open_recording
+
+        return open_recording(path)
+    return open_workload(path, **how)
+
+
+def open_workload(
+    paths: PathLike | Sequence[PathLike],
+    *,
+    mapping: Mapping[str, str] | None = None,
+    time_unit: str | None = None,
+    name: str | None = None,
+    window_s: tuple[float, float | None] | None = None,
+    stagger_s: float = 20.0,
+) -> Workload:
+    """The Workload of one trace file, or of several of one format joined on their own clocks.
+
+    mapping: role -> column, for tables whose columns cannot be guessed (roles: see
+    `formats.columns.KINDS`); time_unit: "s", "ms", "us", "ns" instead of the guess; name: what the
+    user called the file; window_s: keep only arrivals in [start, end) after the first; stagger_s:
+    seconds between the starts of sessions that have no absolute time (Weka).
+
+    Raises: WorkloadError (damaged, absurd), NotAWorkloadError (understood, but no request trace).
+    """
+    options = _options(mapping, time_unit, stagger_s)
+    if isinstance(paths, str | Path):
+        source = inspect(paths, name)
+        return to_workload(read_raw(source, options), source.name, window_s)
+    if not paths:
+        raise WorkloadError(
+            name or "no file", "", "no file was given", "Give at least one trace file."
+        )
+    sources = [inspect(p) for p in paths]
+    if len(sources) == 1:
+        return to_workload(read_raw(sources[0], options), name or sources[0].name, window_s)
+    raw = join([read_raw(s, options) for s in sources], [s.name for s in sources], stagger_s)
+    return to_workload(raw, name or f"{sources[0].name} and {len(sources) - 1} more", window_s)
+
+
+def _options(
+    mapping: Mapping[str, str] | None, time_unit: str | None, stagger_s: float
+) -> ReadOptions:
+    if time_unit is not None and time_unit not in UNITS:
+        raise WorkloadError(
+            "", "time unit", f"{time_unit!r} is not a unit", f"Units are {', '.join(UNITS)}."
+        )
+    return ReadOptions(mapping, time_unit, stagger_s)
+
+
+def read_raw(source: Source, options: ReadOptions) -> RawTrace:
+    """The rows of a file by the first reader that knows it. Raises WorkloadError or a refusal."""
+    from traces.formats.refusals import refusal
+
+    if options.mapping:
+        from traces.formats import generic
+
+        return generic.read(source, options)
+    for form in formats():
+        if form.name == "generic":
+            refused = refusal(source)
+            if refused is not None:
+                raise refused
+        if form.sniff(source):
+            return form.read(source, options)
+    raise NotAWorkloadError(
+        source.name,
+        "",
+        "it is no table, JSON or Parquet file that a request trace could be in",
+        "Give a CSV, TSV, JSON, JSON lines or Parquet file, plain or as .gz or .zst.",
+    )
+
+
+def is_recording(path: PathLike) -> bool:
+    """Whether a path holds a recording: a folder or zip with its tables, or one Parquet part."""
+    from traces.schema import CLOSED_FILE, METADATA_KEY, TABLES
+
+    names = {t.name for t in TABLES}
+    path = Path(path)
+    if path.is_dir():
+        return any((path / n).is_dir() for n in names) or (path / CLOSED_FILE).is_file()
+    try:
+        with path.open("rb") as f:
+            magic = f.read(4)
+    except OSError:
+        return False
+    if magic == b"PK\x03\x04":
+        import zipfile
+
+        try:
+            with zipfile.ZipFile(path) as z:
+                members = z.namelist()
+        except zipfile.BadZipFile:
+            return False
+        parts = {p for m in members for p in m.split("/")[:-1]}
+        return bool(parts & names) and any(
+            m.endswith((".parquet", CLOSED_FILE)) for m in members
+        )
+    if magic == b"PAR1":
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        try:
+            return METADATA_KEY in (pq.read_schema(path).metadata or {})
+        except (pa.ArrowException, OSError):
+            return False
+    return False
+
+
+def join(raws: Sequence[RawTrace], names: Sequence[str], stagger_s: float) -> RawTrace:
+    """Several files of one format as one trace, in the order given.
+
+    Dated files keep their dates, and files that count from their own start are taken as parts of
+    one clock; sessions without absolute time (details: "session") start stagger_s apart.
+    """
+    first = raws[0]
+    for raw, name in zip(raws, names, strict=True):
+        if (raw.format, raw.prefix_block_tokens) != (first.format, first.prefix_block_tokens):
+            raise WorkloadError(
+                name,
+                "",
+                f"it is {raw.format} and {names[0]} is {first.format}: they cannot be one trace",
+                "Open files of one format at a time.",
+            )
+    sessions = all("session" in r.details for r in raws)
+    frames = []
+    for i, raw in enumerate(raws):
+        shift = i * stagger_s if sessions else raw.origin_s - first.origin_s
+        frame = raw.frame.with_columns(pl.col("arrival_s") + shift)
+        if "request_id" not in frame.columns and not sessions:
+            frame = frame.with_columns(
+                (pl.lit(f"{i}-") + pl.int_range(pl.len()).cast(pl.String)).alias("request_id")
+            )
+        frames.append(frame)
+    notes = [*dict.fromkeys(n for r in raws for n in r.notes)]
+    if sessions:
+        notes.append(
+            f"{len(raws)} sessions without absolute times were laid {stagger_s:g} s apart."
+        )
+    return replace(
+        first, frame=pl.concat(frames, how="diagonal_relaxed"), notes=tuple(notes), details={}
+    )
+
+
+__all__ = ["is_recording", "join", "mix_ids", "open_any", "open_workload", "read_raw"]
