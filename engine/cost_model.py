@@ -76,7 +76,8 @@ class CostParams(NamedTuple):
     decode_fixed_s: float
     context_token_s: float
     window_context_token_s: float
-    chunk_s: float
+    prefill_fixed_s: float
+    prefill_token_s: float
     pair_s: float
     window_pair_s: float
     context_read_s: float
@@ -210,12 +211,14 @@ def _attention(m: ModelShape, d: DeviceSpec, tp: int, kv_dtype: str) -> dict[str
     read = per_layer / (d.decode_attention_efficiency * d.memory_bytes_per_s)
     compute = d.prefill_attention_efficiency * d.peak_flops * tp
     context = max(read, m.decode_flops_per_context_token / compute)
+    io = 2.0 * m.attention_io_elements / (d.prefill_io_efficiency * d.memory_bytes_per_s * tp)
     pair = m.attention_flops_per_pair / compute
     return {
         "decode_fixed_s": m.num_layers * d.attention_overhead_s,
         "context_token_s": m.num_full_layers * context,
         "window_context_token_s": m.num_window_layers * context,
-        "chunk_s": m.num_layers * d.prefill_chunk_overhead_s,
+        "prefill_fixed_s": m.num_layers * d.prefill_overhead_s,
+        "prefill_token_s": m.num_layers * io,
         "pair_s": m.num_full_layers * pair,
         "window_pair_s": m.num_window_layers * pair,
         "context_read_s": m.num_full_layers * read,
@@ -275,16 +278,19 @@ def decode_attention_time_s(
 def prefill_attention_time_s(
     p: CostParams, tokens: int, qk: float, window_qk: float, num_chunks: int
 ) -> float:
-    """Attention of prefill chunks: the larger of the products and of reading the KV they look at.
+    """Attention of prefill chunks: queries, keys, values and output streamed once, and the larger of
+    the products and of reading the KV the chunks look back at.
 
-    What the chunks read is known only in sum; they are taken as equally long with the same context
-    (exact for one chunk). It matters for a short chunk behind a long cached prefix.
+    All chunks of a step are one kernel launch a layer (vLLM's variable-length attention), so the
+    fixed part is paid once; Vidur too models a batch of prefills as one equivalent prefill.
+    What the chunks look back at is known only in sum; they are taken as equally long with the same
+    context (exact for one chunk). It matters for a short chunk behind a long cached prefix.
     """
     half_chunk = 0.5 * tokens / num_chunks
     work = p.pair_s * qk + p.window_pair_s * window_qk
     read = p.context_read_s * num_chunks * (qk / tokens + half_chunk)
     read += p.window_context_read_s * num_chunks * (window_qk / tokens + half_chunk)
-    return p.chunk_s * num_chunks + max(work, read)
+    return p.prefill_fixed_s + p.prefill_token_s * tokens + max(work, read)
 
 
 @njit(cache=True)

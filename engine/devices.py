@@ -34,8 +34,9 @@ class DeviceSpec:
     linear_efficiency, weight_read_efficiency, knee: soft roofline of the linear layers, with
     layer_overhead_s per layer; moe_*: the same for MoE models (moe_linear_factor multiplies
     linear_efficiency). decode_attention_efficiency of memory_bytes_per_s, attention_overhead_s
-    per layer; prefill_attention_efficiency of peak_flops, prefill_chunk_overhead_s per layer and
-    chunk. step_overhead_s: host time of a step that the device does not hide.
+    per layer; prefill_attention_efficiency of peak_flops for the products, prefill_io_efficiency of
+    memory_bytes_per_s for reading queries, keys and values and writing the output, and
+    prefill_overhead_s per layer of a step that prefills. step_overhead_s: host time of a step that the device does not hide.
     allreduce: (tp, latency s, bus bytes/s), ascending tp.
     link_in/out_bytes_per_s: large copies from / to the host, one way; contention_in/out: what is
     left of each while the other direction is busy. *_copy_s: fixed time of each copy on that copy
@@ -58,7 +59,8 @@ class DeviceSpec:
     decode_attention_efficiency: float
     attention_overhead_s: float
     prefill_attention_efficiency: float
-    prefill_chunk_overhead_s: float
+    prefill_io_efficiency: float
+    prefill_overhead_s: float
     step_overhead_s: float
     allreduce: tuple[tuple[int, float, float], ...]
     link_in_bytes_per_s: float
@@ -80,10 +82,10 @@ class DeviceSpec:
 VALUE_NAMES = tuple(f.name for f in fields(DeviceSpec) if f.name not in ("name", "sources"))
 NUMBER_NAMES = tuple(n for n in VALUE_NAMES if n != "allreduce")
 _ZERO_ALLOWED = ("peak_fp8_flops", "step_overhead_s", "layer_overhead_s", "moe_layer_overhead_s",
-                 "attention_overhead_s", "prefill_chunk_overhead_s", "loop_copy_s", "batch_copy_s",
+                 "attention_overhead_s", "prefill_overhead_s", "loop_copy_s", "batch_copy_s",
                  "coalesced_copy_s", "transfer_overhead_s")  # fmt: skip
 _SHARES = ("linear_efficiency", "weight_read_efficiency", "moe_linear_factor", "decode_attention_efficiency",
-           "prefill_attention_efficiency", "contention_in", "contention_out")  # fmt: skip
+           "prefill_attention_efficiency", "prefill_io_efficiency", "contention_in", "contention_out")  # fmt: skip
 
 
 def known_devices() -> list[str]:

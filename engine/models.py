@@ -153,6 +153,12 @@ class ModelShape:
         return 2.0 * self.num_heads * (qk + self.v_head_dim)
 
     @property
+    def attention_io_elements(self) -> int:
+        """Elements per token that one layer's prefill attention reads (q, k, v) and writes (out)."""
+        keys = self.num_heads if self.is_mla else self.num_kv_heads
+        return (self.num_heads + keys) * (self.head_dim + self.v_head_dim)
+
+    @property
     def decode_flops_per_context_token(self) -> float:
         """FLOPs of one layer per context token of a decoding request.
 
