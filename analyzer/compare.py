@@ -1,0 +1,254 @@
+"""Two recordings of one workload: what differs, by how much, and whether that means anything.
+
+It knows which direction of each figure is better and when two runs must not be compared. How runs
+are laid on one axis is in `align.py`, the sentence about the outcome in `verdict.py`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import polars as pl
+
+from analyzer.latency import REQUEST_METRICS, request_latency
+from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals
+from analyzer.summary import summarize
+from analyzer.verdict import Verdict, give_verdict
+from traces.errors import CompareError
+from traces.recording import Recording
+
+LOWER_IS_BETTER = (
+    "duration_s",
+    "num_refused",
+    "num_preemptions",
+    "num_preempted_requests",
+    "recomputed_tokens",
+    "recomputed_frac",
+    "stall_s",
+    "ttft_s",
+    "tpot_s",
+    "itl_s",
+    "e2e_s",
+    "queue_s",
+)
+HIGHER_IS_BETTER = ("num_finished", "output_tokens_per_s")
+TOLERANCE_FRAC = 0.001  # differences of at most this share of A are no difference
+VERDICTS = ("better", "worse", "no difference")
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What `compare` found; B is judged against A.
+
+    a, b: figures as from `summarize`; delta: B - A under the same keys, None where either is None.
+    table: one row a figure: metric ("ttft_s p99"), a, b, delta, delta_frac (of A), low, high (95 %
+    interval of delta, null where there is none), verdict (of VERDICTS, null for figures that are
+    neither good nor bad). preempted: as from `preempted_requests`. notes: sentences for the user.
+    """
+
+    a: dict[str, Any]
+    b: dict[str, Any]
+    delta: dict[str, Any]
+    table: pl.DataFrame
+    preempted: pl.DataFrame
+    verdict: Verdict
+    notes: tuple[str, ...]
+
+
+def compare(a: Recording, b: Recording, *, seed: int = 0, anyway: bool = False) -> Comparison:
+    """Figures of both runs, their differences and a verdict on B against A.
+
+    anyway: compare different workloads too, with a note; paired intervals then cover the requests
+    that both finished. Raises CompareError for unlike workloads or clocks.
+    """
+    notes = check_comparable(a, b, anyway=anyway)
+    figures_a, figures_b = summarize(a), summarize(b)
+    table = delta_table(figures_a, figures_b, request_intervals(a.requests, b.requests, seed))
+    notes += _differences(a, b)
+    verdict = give_verdict(a, b, figures_a, figures_b, table)
+    delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
+    preempted = preempted_requests(a.requests, b.requests)
+    return Comparison(figures_a, figures_b, delta, table, preempted, verdict, tuple(notes))
+
+
+def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> list[str]:
+    """Notes on what limits the comparison. Raises CompareError where it would mean nothing."""
+    clocks = (a.meta.clock, b.meta.clock)
+    if clocks[0] != clocks[1] and "step" in clocks:
+        raise CompareError(
+            f"{a.label} has the clock {clocks[0]!r} and {b.label} {clocks[1]!r}: steps cannot be held against seconds. "
+            "Run both with the same --clock."
+        )
+    notes = []
+    if clocks[0] != clocks[1]:
+        notes.append(
+            f"Times of A are {clocks[0]}, times of B {clocks[1]}: differences in time hold the model's error too."
+        )
+    digests = (a.meta.workload_digest, b.meta.workload_digest)
+    if None not in digests and digests[0] == digests[1]:
+        return notes
+    shared, same = _overlap(a.requests, b.requests)
+    if None in digests and same == 1.0:
+        return [
+            *notes,
+            "A recording does not name its workload; ids and lengths of all requests agree.",
+        ]
+    message = (
+        f"{a.label} and {b.label} come from different workloads: {shared:.0%} of request ids occur in both, "
+        f"{same:.0%} with the same arrival and lengths."
+    )
+    if not anyway:
+        raise CompareError(
+            f"{message} Replay one trace with the same window and rate under both settings, then compare those."
+        )
+    return [*notes, f"{message} Differences may come from that and not from the settings."]
+
+
+def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
+    """Shares of all distinct request ids that are in both, and that ask for the same there."""
+    keys = ["request_id", "arrival_s", "prompt_tokens"]
+    both = a.select(keys).join(b.select(keys), on="request_id", suffix="_b")
+    union = a.height + b.height - both.height
+    same = both.filter(
+        ((pl.col("arrival_s") - pl.col("arrival_s_b")).abs() <= 1e-6)
+        & (pl.col("prompt_tokens") == pl.col("prompt_tokens_b"))
+    )
+    return (both.height / union, same.height / union) if union else (1.0, 1.0)
+
+
+def _differences(a: Recording, b: Recording) -> list[str]:
+    """Notes on incomplete runs and on settings, other than the mode, that differ."""
+    notes = [f"{side}: {note}" for side, rec in (("A", a), ("B", b)) for note in rec.notes]
+    for name in ("model", "device", "executor"):
+        if a.meta.get(name) != b.meta.get(name):
+            notes.append(f"A and B differ in {name}.")
+    for key in sorted({*a.meta.settings, *b.meta.settings}):
+        left, right = a.meta.settings.get(key), b.meta.settings.get(key)
+        if left != right:
+            notes.append(f"{key}: {left} in A, {right} in B.")
+    return notes
+
+
+def request_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int = 0) -> dict[str, Interval]:
+    """Figure ("ttft_s p99") -> paired bootstrap interval over requests that both finished.
+
+    a, b: `requests` tables. A figure of all finished requests may differ a little from that of the
+    pairs; where the two runs finished different requests, the interval is that of the pairs.
+    """
+    left, right = (
+        request_latency(t.sort("arrival_s", maintain_order=True))
+        .filter(pl.col("status").cast(pl.String) == "finished")
+        .drop("status")
+        for t in (a, b)
+    )
+    pairs = left.join(right, on="request_id", suffix="_b", maintain_order="left")
+    intervals: dict[str, Interval] = {}
+    for metric in REQUEST_METRICS:
+        values = pairs.select(metric, f"{metric}_b").drop_nulls()
+        x, y = (values[c].to_numpy() for c in values.columns)
+        found = paired_intervals(x, y, seed)
+        intervals |= {f"{metric} {key}": interval for key, interval in found.items()}
+    return intervals
+
+
+def delta_table(
+    a: dict[str, Any], b: dict[str, Any], intervals: dict[str, Interval]
+) -> pl.DataFrame:
+    """One row a figure, as Comparison.table says.
+
+    "no difference" where the figures differ by at most 0.1 % of A, or where the interval of a
+    latency holds zero. Counts and sums of a run have no interval: they are what they are.
+    """
+    rows = []
+    for metric, (x, y) in _flat(a, b).items():
+        delta = None if x is None or y is None else y - x
+        interval = intervals.get(metric)
+        rows.append(
+            {
+                "metric": metric,
+                "a": x,
+                "b": y,
+                "delta": delta,
+                "delta_frac": delta / abs(x) if delta is not None and x else None,
+                "low": interval.low if interval else None,
+                "high": interval.high if interval else None,
+                "verdict": _judge(metric.split()[0], x, delta, interval),
+            }
+        )
+    return pl.DataFrame(
+        rows,
+        schema={"metric": pl.String}
+        | dict.fromkeys(("a", "b", "delta", "delta_frac", "low", "high"), pl.Float64)
+        | {"verdict": pl.Enum(VERDICTS)},
+        strict=False,
+    )
+
+
+def _flat(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
+    """Figure -> values of A and B, nested ones as "ttft_s p99"."""
+    flat: dict[str, tuple[Any, Any]] = {}
+    for key, value in a.items():
+        if isinstance(value, dict):
+            flat |= {f"{key} {k}": (value[k], b[key][k]) for k in SUMMARY_KEYS}
+        else:
+            flat[key] = (value, b[key])
+    return flat
+
+
+def _judge(
+    metric: str, a: float | None, delta: float | None, interval: Interval | None
+) -> str | None:
+    if delta is None or a is None or metric not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
+        return None
+    if abs(delta) <= TOLERANCE_FRAC * abs(a) or (interval and not interval.excludes_zero):
+        return "no difference"
+    return "better" if (delta < 0) == (metric in LOWER_IS_BETTER) else "worse"
+
+
+def _minus(b: Any, a: Any) -> Any:
+    if isinstance(a, dict):
+        return {k: _minus(b[k], a[k]) for k in a}
+    return None if a is None or b is None else b - a
+
+
+def preempted_requests(a: pl.DataFrame, b: pl.DataFrame) -> pl.DataFrame:
+    """Requests preempted in either run: request_id, where, preemptions_a, preemptions_b, e2e_delta_s.
+
+    where: "only A", "only B" or "both"; e2e_delta_s: B - A, null unless both finished. Most
+    preemptions first, then by id.
+    """
+    left, right = (
+        t.select("request_id", "num_preemptions").join(
+            request_latency(t).select("request_id", "e2e_s"), on="request_id"
+        )
+        for t in (a, b)
+    )
+    both = left.join(right, on="request_id", how="full", suffix="_b", coalesce=True)
+    in_a, in_b = pl.col("preemptions_a") > 0, pl.col("preemptions_b") > 0
+    return (
+        both.select(
+            "request_id",
+            preemptions_a=pl.col("num_preemptions").fill_null(0),
+            preemptions_b=pl.col("num_preemptions_b").fill_null(0),
+            e2e_delta_s=pl.col("e2e_s_b") - pl.col("e2e_s"),
+        )
+        .filter(in_a | in_b)
+        .select(
+            "request_id",
+            pl.when(in_a & in_b)
+            .then(pl.lit("both"))
+            .when(in_a)
+            .then(pl.lit("only A"))
+            .otherwise(pl.lit("only B"))
+            .alias("where"),
+            "preemptions_a",
+            "preemptions_b",
+            "e2e_delta_s",
+        )
+        .sort(
+            pl.col("preemptions_a") + pl.col("preemptions_b"),
+            "request_id",
+            descending=[True, False],
+        )
+    )

@@ -1,0 +1,70 @@
+"""The figures of one recording under the names that `python -m analyzer summary --json` prints.
+
+It collects what occupancy and latency compute, and adds the sums. It compares nothing.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import polars as pl
+
+from analyzer.latency import latency_summary, request_latency, token_gaps
+from analyzer.occupancy import occupancy_summary
+from traces.recording import Recording
+
+STEP_SUMS = (
+    "prefill_tokens",
+    "decode_tokens",
+    "recomputed_tokens",
+    "cached_tokens",
+    "swap_out_bytes",
+    "swap_in_bytes",
+    "stall_s",
+    "num_preempted",
+)
+
+
+def summarize(recording: Recording) -> dict[str, Any]:
+    """Counts, sums, shares and latencies of a run; a figure that nothing supports is None.
+
+    duration_s runs from the start of the run to the end of its last step. recomputed_frac is the
+    share of all computed tokens (prefill, decode and recomputed) that had been computed before.
+    Latencies are over finished requests, linear percentiles.
+    """
+    steps = recording.scan("steps")
+    end_s = (pl.col("t_start_s") + pl.col("duration_s")).max()
+    sums = [
+        pl.col(c).cast(pl.Float64 if c.endswith("_s") else pl.Int64).sum() for c in STEP_SUMS
+    ]
+    row = steps.select(*sums, num_steps=pl.len(), end_s=end_s).collect().row(0, named=True)
+    requests = recording.requests
+    status = requests["status"].cast(pl.String)
+    computed = row["prefill_tokens"] + row["decode_tokens"] + row["recomputed_tokens"]
+    occupancy = occupancy_summary(steps)
+    duration_s = row["end_s"] or 0.0
+    gaps = token_gaps(
+        requests, recording.events, steps.select("step", "t_start_s", "duration_s").collect()
+    )
+    return {
+        "num_requests": requests.height,
+        "num_finished": int((status == "finished").sum()),
+        "num_refused": int((status == "refused").sum()),
+        "num_steps": row["num_steps"],
+        "duration_s": duration_s,
+        "num_preemptions": row["num_preempted"],
+        "num_preempted_requests": int((requests["num_preemptions"] > 0).sum()),
+        "recomputed_tokens": row["recomputed_tokens"],
+        "recomputed_frac": row["recomputed_tokens"] / computed if computed else None,
+        "prefix_cached_tokens": row["cached_tokens"],
+        "swap_out_bytes": row["swap_out_bytes"],
+        "swap_in_bytes": row["swap_in_bytes"],
+        "stall_s": row["stall_s"],
+        "peak_used_frac": occupancy.peak_used_frac,
+        "full_steps_frac": occupancy.full_steps_frac,
+        "output_tokens_per_s": int(requests["output_tokens"].sum()) / duration_s
+        if duration_s
+        else None,
+        **latency_summary(request_latency(requests)),
+        "itl_s": gaps.summary(),
+    }
