@@ -70,12 +70,12 @@ def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
             f"{file}: these keys are missing: {keys}. Give the whole config.json of a text model."
         )
     hidden, heads = _count(c, "hidden", file), _count(c, "num_heads", file)
-    head_dim = int(c.get("head_dim") or hidden // heads)
+    head_dim = _whole(c, "head_dim", file) or hidden // heads
     fields: dict[str, Any] = {
         "num_layers": _count(c, "num_layers", file),
         "hidden": hidden,
         "num_heads": heads,
-        "num_kv_heads": _kv_heads(c, kind, heads),
+        "num_kv_heads": _kv_heads(c, kind, heads, file),
         "head_dim": head_dim,
         "v_head_dim": head_dim,
         "ffn": _count(c, "ffn", file) if _get(c, "ffn") is not None else 4 * hidden,
@@ -89,7 +89,7 @@ def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
         ),
         "max_model_len": c.get("max_position_embeddings") or c.get("n_positions"),
     }
-    fields |= _moe(c, fields["num_layers"], fields["ffn"])
+    fields |= _moe(c, fields["num_layers"], fields["ffn"], file)
     fields |= _mla(c, kind, file)
     fields |= _window(c, kind, fields["num_layers"], file)
     fields |= _quantization(
@@ -112,6 +112,18 @@ def _count(c: Mapping[str, Any], name: str, file: str) -> int:
     return value
 
 
+def _whole(c: Mapping[str, Any], key: str, file: str, default: int = 0) -> int:
+    """The value of an optional key as a whole number; the default where it is left out or null."""
+    value = c.get(key)
+    if value is None:
+        return default
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise SettingsError(
+            f"{file}, {key}: {value!r} is not a positive whole number. Check the file."
+        )
+    return value
+
+
 def _text_config(config: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any], str]:
     """The part of the config that describes the language model, defaults filled in, and its family."""
     inner = config.get("text_config") or config.get("llm_config")
@@ -128,37 +140,37 @@ def _text_config(config: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any
     }, kind
 
 
-def _kv_heads(c: Mapping[str, Any], kind: str, heads: int) -> int:
+def _kv_heads(c: Mapping[str, Any], kind: str, heads: int, file: str) -> int:
     if kind == "falcon" and not c.get("new_decoder_architecture"):
         return 1 if c.get("multi_query", True) else heads
-    value = _get(c, "num_kv_heads")
-    return int(value) if value is not None else heads
+    return heads if _get(c, "num_kv_heads") is None else _count(c, "num_kv_heads", file)
 
 
-def _moe(c: Mapping[str, Any], layers: int, ffn: int) -> dict[str, Any]:
+def _moe(c: Mapping[str, Any], layers: int, ffn: int, file: str) -> dict[str, Any]:
     """Which layers route, over how many experts, how wide."""
-    experts, chosen = _get(c, "num_experts"), _get(c, "experts_per_token")
-    if not experts or not chosen or experts < 2:
+    if _get(c, "num_experts") is None or _get(c, "experts_per_token") is None:
         return {}
-    width = int(c.get("moe_intermediate_size") or ffn)
+    experts, chosen = _count(c, "num_experts", file), _count(c, "experts_per_token", file)
+    if experts < 2:
+        return {}
+    width = _whole(c, "moe_intermediate_size", file) or ffn
     dense = set(c.get("mlp_only_layers") or ())
-    first = int(c.get("first_k_dense_replace") or 0)
-    stride = int(c.get("decoder_sparse_step") or c.get("moe_layer_freq") or 1)
+    first = _whole(c, "first_k_dense_replace", file)
+    stride = _whole(c, "decoder_sparse_step", file) or _whole(c, "moe_layer_freq", file) or 1
     routed = sum(
         i >= first
         and i not in dense
         and ((i + 1) % stride == 0 if "decoder_sparse_step" in c else i % stride == 0)
         for i in range(layers)
     )
-    shared = (
-        c.get("shared_expert_intermediate_size") or int(c.get("n_shared_experts") or 0) * width
-    )
+    shared = _whole(c, "shared_expert_intermediate_size", file)
+    shared = shared or _whole(c, "n_shared_experts", file) * width
     return {
         "num_moe_layers": routed,
-        "num_experts": int(experts),
-        "experts_per_token": int(chosen),
+        "num_experts": experts,
+        "experts_per_token": chosen,
         "expert_ffn": width,
-        "shared_ffn": int(shared),
+        "shared_ffn": shared,
     }
 
 
@@ -173,18 +185,18 @@ def _mla(c: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
             f"{file}: these keys of latent attention are missing: {', '.join(missing)}. Give the whole config.json."
         )
     return {
-        "kv_lora_rank": int(c["kv_lora_rank"]),
-        "rope_dim": int(c["qk_rope_head_dim"]),
-        "nope_dim": int(c["qk_nope_head_dim"]),
-        "v_head_dim": int(c["v_head_dim"]),
-        "head_dim": int(c["qk_nope_head_dim"]) + int(c["qk_rope_head_dim"]),
-        "q_lora_rank": int(c.get("q_lora_rank") or 0),
+        "kv_lora_rank": _whole(c, "kv_lora_rank", file),
+        "rope_dim": _whole(c, "qk_rope_head_dim", file),
+        "nope_dim": _whole(c, "qk_nope_head_dim", file),
+        "v_head_dim": _whole(c, "v_head_dim", file),
+        "head_dim": _whole(c, "qk_nope_head_dim", file) + _whole(c, "qk_rope_head_dim", file),
+        "q_lora_rank": _whole(c, "q_lora_rank", file),
     }
 
 
 def _window(c: Mapping[str, Any], kind: str, layers: int, file: str) -> dict[str, Any]:
     """How many layers see only a window, and how long it is."""
-    window = c.get("sliding_window")
+    window = _whole(c, "sliding_window", file)
     if not window or c.get("use_sliding_window") is False:
         return {}
     if kind.startswith("qwen") and not c.get("use_sliding_window"):
@@ -199,15 +211,15 @@ def _window(c: Mapping[str, Any], kind: str, layers: int, file: str) -> dict[str
             )
         count = sum(t == "sliding_attention" for t in types)
     elif kind == "gemma3_text":
-        pattern = int(c.get("sliding_window_pattern") or c.get("_sliding_window_pattern") or 6)
+        pattern = _whole(c, "sliding_window_pattern", file) or 6
         count = layers - layers // pattern  # every pattern-th layer is global
     elif kind in ("gemma2", "gpt_oss"):
         count = (layers + 1) // 2  # local, global, local, ...
     elif kind.startswith("qwen"):
-        count = max(0, layers - int(c.get("max_window_layers") or layers))
+        count = max(0, layers - _whole(c, "max_window_layers", file, layers))
     else:
         count = layers
-    return {"window_tokens": int(window), "num_window_layers": count} if count else {}
+    return {"window_tokens": window, "num_window_layers": count} if count else {}
 
 
 def _quantization(q: Mapping[str, Any] | None, file: str) -> dict[str, Any]:
