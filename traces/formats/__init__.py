@@ -16,7 +16,27 @@ if TYPE_CHECKING:
 
 FORMATS = (
     "azure",
+    "burstgpt",
+    "bailian",
+    "ragpulse",
     "mooncake",
+    "vidur",
+    "llmservingsim",
+    "weka",
+    "tracelab",
+    "swissai",
+    "vllm_bench",
+    "aiperf",
+    "guidellm",
+    "otel",
+    "langfuse",
+    "litellm",
+    "multi_round_qa",
+    "dynamo",
+    "chutes",
+    "sagemaker",
+    "aibrix",
+    "lmcache",
     "generic",
 )
 

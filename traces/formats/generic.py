@@ -7,11 +7,14 @@ prefix_hash_ids, prefix_hash_block, abort_step) are read by this reader too, nam
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import polars as pl
 
 from traces.errors import NotAWorkloadError
 from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
-from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
+from traces.formats.raw import Format, RawTrace, ReadOptions, figures, raw_from_table
 from traces.formats.source import Source
 from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
@@ -29,8 +32,11 @@ _FAILED_WORDS = (
 )
 
 
+@dataclass
 class NoArrivalsError(NotAWorkloadError):
-    """Token counts without arrivals: lengths only."""
+    """Token counts without arrivals. lengths: requests, prompt_tokens, output_tokens, zero_output."""
+
+    lengths: dict[str, Any] | None = None
 
 
 def sniff(source: Source) -> bool:
@@ -121,7 +127,8 @@ def _need(source: Source, columns: dict[str, str], stepped: bool) -> None:
             source.name,
             "",
             "it holds token counts but no arrival times",
-            f"Add a column with arrival times, map one, or draw lengths for a synthetic workload from it. {has}",
+            f"Add or map a column with arrival times, or make a synthetic workload of these lengths. {has}",
+            _lengths(source, columns),
         )
     raise NotAWorkloadError(
         source.name,
@@ -129,6 +136,19 @@ def _need(source: Source, columns: dict[str, str], stepped: bool) -> None:
         f"no column was recognised as {', '.join(missing)}",
         f"Map the columns by hand (arrival, prompt tokens, output tokens) if they are there. {has}",
     )
+
+
+def _lengths(source: Source, columns: dict[str, str]) -> dict[str, Any]:
+    """Figures of the token counts of a table that has no arrivals."""
+    counts = {r: columns[r] for r in ("prompt_tokens", "output_tokens")}
+    frame = load(source, counts, KINDS).frame
+    seen = figures(RawTrace("lengths", frame))
+    return {
+        "requests": seen.requests,
+        "prompt_tokens": dict(seen.prompt_tokens),
+        "output_tokens": dict(seen.output_tokens),
+        "zero_output": seen.zero_output,
+    }
 
 
 def _prefix_blocks(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,9 @@ NO_TIME = "no arrival time"
 NO_COUNTS = "no token counts"
 ZERO_OUTPUT = "zero output tokens"
 EMPTY_PROMPT = "empty prompt"
+MAX_PREFIX_IDS = (
+    20_000_000  # above, the figures of sharing would cost more than reading the file
+)
 UNKNOWN = -1  # how several logs write "not reported"
 
 WORKLOAD_ROLES = (
@@ -245,10 +249,10 @@ def counted(raw: RawTrace) -> pl.DataFrame:
         keep &= ~pl.col("nested")
     roles = [
         c
-        for c in ("arrival_s", "prompt_tokens", "output_tokens", "prefix_ids")
+        for c in ("arrival_s", "prompt_tokens", "output_tokens", "prefix_ids", "prefix_tokens")
         if c in raw.frame.columns
     ]
-    return raw.frame.select(roles).filter(keep) if len(raw.frame) else raw.frame
+    return raw.frame.filter(keep).select(roles)
 
 
 @dataclass(frozen=True)
@@ -292,6 +296,13 @@ def dropped(reasons: pl.Series) -> dict[str, int]:
     return {str(r): int(n) for r, n in counts.iter_rows()}
 
 
+def nothing_left(records: int, reasons: Mapping[str, int]) -> tuple[str, str]:
+    """(fault, remedy) for a trace of which nothing can be replayed."""
+    said = ", ".join(f"{n:,} {r}" for r, n in reasons.items())
+    fault = f"none of its {records:,} records can be replayed ({said})"
+    return fault, "Give a trace with requests that produced output."
+
+
 def to_workload(
     raw: RawTrace, name: str, window_s: tuple[float, float | None] | None = None
 ) -> Workload:
@@ -304,13 +315,7 @@ def to_workload(
     seen = figures(raw)
     keep = reasons.is_null()
     if not keep.any():
-        said = ", ".join(f"{n:,} {r}" for r, n in dropped(reasons).items())
-        raise WorkloadError(
-            name,
-            "",
-            f"none of its {raw.frame.height:,} records can be replayed ({said})",
-            "Give a trace with requests that produced output.",
-        )
+        raise WorkloadError(name, "", *nothing_left(raw.frame.height, dropped(reasons)))
     rows = raw.frame.filter(keep)
     if window_s is not None:
         rows = _windowed(rows, name, window_s)
@@ -397,12 +402,15 @@ def mix_ids(ids: Sequence[int], scope: str) -> list[int]:
 
 def prefix_figures(raw: RawTrace) -> dict[str, float] | None:
     """Prefix sharing of the counted rows: blocks, distinct ones, and the share of prompt tokens
-    that an endless cache would have held. None where there are no prefix ids."""
+    that an endless cache would have held. None where there are no prefix ids, or too many of them.
+
+    Ids of fixed blocks name everything up to their end; ids of segments are chained here.
+    """
     if "prefix_ids" not in raw.frame.columns:
         return None
     rows = counted(raw)
     ids = rows["prefix_ids"].to_list()
-    if not any(ids):
+    if not any(ids) or sum(map(len, ids)) > MAX_PREFIX_IDS:
         return None
     lengths = rows["prefix_tokens"].to_list() if "prefix_tokens" in rows.columns else None
     block = raw.prefix_block_tokens
@@ -413,11 +421,12 @@ def prefix_figures(raw: RawTrace) -> dict[str, float] | None:
     for row, (chain, prompt) in enumerate(
         zip(ids, rows["prompt_tokens"].to_list(), strict=True)
     ):
-        n = next((i for i, h in enumerate(chain) if h not in seen), len(chain))
+        linked = chain if block else list(accumulate(chain, lambda a, b: hash((a, b))))
+        n = next((i for i, h in enumerate(linked) if h not in seen), len(linked))
         covered = n * block if block else sum(lengths[row][:n])  # type: ignore[index]
         hit += min(covered, prompt)
         total += prompt
-        seen.update(chain)
+        seen.update(linked)
     out = {"hash_blocks": sum(map(len, ids)), "distinct_blocks": len(seen)}
     return {
         "block_size": block or 0,

@@ -1,0 +1,151 @@
+"""What a file is, in figures: kind, format, counts, percentiles, and what would not be replayed.
+
+Figures are of the file as it lies there, before failed requests are set aside; `dropped` says what
+a replay would leave out. No Workload is built, so a trace of millions of rows needs only its numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
+from traces.formats.generic import NoArrivalsError
+from traces.formats.raw import (
+    ReadOptions,
+    aside_reasons,
+    dropped,
+    figures,
+    nothing_left,
+    prefix_figures,
+)
+from traces.formats.refusals import recognise
+from traces.formats.source import Source, inspect
+from traces.open import is_recording, read_raw
+
+FIGURES = (
+    "requests",
+    "first_s",
+    "span_s",
+    "out_of_order",
+    "duplicate_timestamps",
+    "prompt_tokens",
+    "output_tokens",
+    "zero_output",
+    "dropped",
+)
+
+
+def describe(
+    path: str | Path,
+    *,
+    name: str | None = None,
+    mapping: Mapping[str, str] | None = None,
+    time_unit: str | None = None,
+) -> dict[str, Any]:
+    """The description of one file as plain values (JSON can hold them).
+
+    Keys: file, kind (workload, recording, telemetry, refused), format, the FIGURES (None where the
+    file has none), notes, replayable, time_unit, columns, prefix, details; for telemetry, refused
+    and damaged files also reason and what_to_do. Raises nothing for a file that can be refused.
+    """
+    shown = Path(name or path).name
+    try:
+        if is_recording(path):
+            return _blank(shown) | _recording(path)
+        source = inspect(path, name)
+        return _blank(shown) | _workload(source, ReadOptions(mapping, time_unit))
+    except NotAWorkloadError as e:
+        return _blank(shown) | _refused(path, name, e)
+    except (WorkloadError, RecordingError) as e:
+        place = f"{e.place}: " if e.place else ""
+        kind = {"kind": "refused", "format": "damaged", "damaged": True}
+        return _blank(shown) | kind | {"reason": place + e.fault, "what_to_do": e.remedy}
+
+
+def _blank(name: str) -> dict[str, Any]:
+    return {
+        "file": name,
+        "kind": "refused",
+        "format": "unknown",
+        **dict.fromkeys(FIGURES),
+        "notes": [],
+    }
+
+
+def _workload(source: Source, options: ReadOptions) -> dict[str, Any]:
+    raw = read_raw(source, options)
+    reasons = aside_reasons(source.name, raw)
+    seen = figures(raw)
+    details = {k: v for k, v in raw.details.items() if k != "session"}
+    notes = list(raw.notes)
+    if seen.out_of_order:
+        notes.append(
+            f"{seen.out_of_order:,} rows stand before an earlier arrival; a replay sorts them."
+        )
+    kept = int(reasons.null_count())
+    none_left = {}
+    if not kept:
+        reason, remedy = nothing_left(raw.frame.height, dropped(reasons))
+        none_left = {"kind": "refused", "reason": reason, "what_to_do": remedy}
+    return {
+        "kind": "workload",
+        "format": raw.format,
+        "requests": seen.requests,
+        "first_s": seen.first_s,
+        "span_s": seen.span_s,
+        "out_of_order": seen.out_of_order,
+        "duplicate_timestamps": seen.duplicate_timestamps,
+        "prompt_tokens": dict(seen.prompt_tokens),
+        "output_tokens": dict(seen.output_tokens),
+        "zero_output": seen.zero_output,
+        "dropped": dropped(reasons),
+        "notes": notes,
+        "replayable": kept,
+        "time_unit": raw.time_unit,
+        "columns": dict(raw.columns),
+        "prefix": prefix_figures(raw),
+        "estimated": raw.estimated,
+        "details": details,
+        **none_left,
+    }
+
+
+def _refused(path: str | Path, name: str | None, e: NotAWorkloadError) -> dict[str, Any]:
+    out: dict[str, Any] = {
+        "kind": "refused",
+        "format": "unknown",
+        "reason": e.fault,
+        "what_to_do": e.remedy,
+    }
+    found = recognise(inspect(path, name))
+    if found is not None:
+        out |= {"kind": found.kind, "format": found.format}
+    if found is not None and found.kind == "telemetry":
+        out["notes"] = ["Telemetry is recognised here and not yet read."]
+    if isinstance(e, NoArrivalsError) and e.lengths is not None:
+        out |= {"format": "lengths without arrivals", **e.lengths}
+    return out
+
+
+def _recording(path: str | Path) -> dict[str, Any]:
+    from traces.recording import open_recording
+
+    recording = open_recording(path)
+    requests = recording.requests
+    from traces.workload import token_summary
+
+    prompt, output = requests["prompt_tokens"].to_numpy(), requests["output_tokens"].to_numpy()
+    arrivals = requests["arrival_s"].to_numpy()
+    return {
+        "kind": "recording",
+        "format": "KV Replay recording",
+        "requests": len(arrivals),
+        "first_s": float(arrivals.min()) if len(arrivals) else None,
+        "span_s": float(arrivals.max() - arrivals.min()) if len(arrivals) else None,
+        "prompt_tokens": token_summary(prompt),
+        "output_tokens": token_summary(output),
+        "zero_output": int((output == 0).sum()),
+        "dropped": {},
+    }

@@ -1,0 +1,67 @@
+"""LMCache agent traces: JSON lines of texts, without token counts.
+
+timestamp (integer us since 1970), input (the whole prompt as text), output, session_id. Quirks: not
+in time order; an input or output may be empty. Token counts are ESTIMATED at four characters a
+token, and blocks of 64 characters of the prompt are hashed, so that shared beginnings are shared;
+the workload is marked as estimated.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
+from traces.formats.source import Source, records
+
+CHARS_PER_TOKEN = 4  # the rule of thumb for English text with common tokenizers
+BLOCK_TOKENS = 16
+
+
+def sniff(source: Source) -> bool:
+    if source.shape != "json" or not source.has("timestamp", "input", "output"):
+        return False
+    return isinstance(source.first["input"], str) and isinstance(source.first["output"], str)
+
+
+def read(source: Source, options: ReadOptions) -> RawTrace:
+    rows = Rows(source, "LMCache agent trace", options.time_unit or "us")
+    for place, record in records(source):
+        texts = (
+            (record.get("input"), record.get("output"))
+            if isinstance(record, dict)
+            else (None, None)
+        )
+        if not all(isinstance(t, str) for t in texts):
+            raise source.error(
+                place, "its input or output is no text", "Correct or remove the line."
+            )
+        prompt, output = texts
+        rows.add(
+            place,
+            record.get("timestamp"),
+            estimated_tokens(prompt),
+            estimated_tokens(output),
+            session_id=record.get("session_id"),
+            prefix_ids=_text_blocks(prompt),
+        )
+    note = f"Token counts are estimated from the texts at {CHARS_PER_TOKEN} characters a token."
+    return rows.trace(prefix_block_tokens=BLOCK_TOKENS, notes=(note,), estimated=True)
+
+
+def estimated_tokens(text: str) -> int:
+    """Tokens of a text at CHARS_PER_TOKEN characters each, rounded up."""
+    return -(-len(text) // CHARS_PER_TOKEN)
+
+
+def _text_blocks(text: str) -> list[int]:
+    """A hash for each whole block of the text, over everything up to its end."""
+    size = BLOCK_TOKENS * CHARS_PER_TOKEN
+    running = hashlib.blake2b(digest_size=8)
+    out = []
+    for end in range(size, len(text) + 1, size):
+        running.update(text[end - size : end].encode(errors="surrogatepass"))
+        out.append(int.from_bytes(running.digest(), "little"))
+    return out
+
+
+FORMAT = Format("lmcache", "LMCache agent traces (texts, counts estimated)", sniff, read)
