@@ -506,3 +506,23 @@ def test_without_a_requests_table_preemptions_and_time_away_are_counted(tmp_path
         4,
         "unfinished",
     )
+
+
+def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
+    rec = record(tmp_path / "run", **make_two_requests(), status="cancelled")
+
+    assert (rec.complete, rec.status) == (True, "cancelled")
+    assert rec.notes == (
+        "The run did not complete (cancelled): requests that it did not get to are unfinished.",
+    )
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": 3}', '{"rows": {"steps": "x"}}'])
+def test_a_damaged_closing_mark_counts_as_none(tmp_path: Path, content: str) -> None:
+    root = write(tmp_path / "run", **make_two_requests())
+    (root / "closed.json").write_text(content)
+
+    rec = open_recording(root)
+
+    assert (rec.complete, rec.status) == (False, "unclosed")
+    assert rec.notes == ("closed.json is damaged, so the end of the run may be missing.",)

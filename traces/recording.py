@@ -26,6 +26,8 @@ import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
 from traces.recording_files import (
+    COMPLETED,
+    Closing,
     find_root,
     list_parts,
     read_closed,
@@ -145,7 +147,8 @@ class Recording:
     """An opened and checked recording; tables are read when they are asked for.
 
     label: file or upload name for messages and legends; root: folder that holds the tables;
-    complete: the writer closed it; rows: table -> rows; notes: sentences for the user;
+    complete: the writer closed it; status: how the run ended ("completed", "cancelled", "stalled",
+    ..., "unclosed"); rows: table -> rows; notes: sentences for the user;
     reconstructed_requests: rows of `requests` that were derived from events, as the writer was
     stopped before it wrote them (their unknown values are null).
     """
@@ -154,6 +157,7 @@ class Recording:
     root: Path
     meta: Meta
     complete: bool
+    status: str
     rows: Mapping[str, int]
     notes: tuple[str, ...]
     parts: Mapping[str, tuple[Path, ...]] = field(repr=False)
@@ -271,7 +275,7 @@ class _Reading:
 
     root: Path
     label: str
-    closed: dict[str, int] | None
+    closed: Closing | None
     meta: Meta
     notes: list[str]
     rows: dict[str, int] = field(default_factory=dict)
@@ -294,7 +298,7 @@ class _Reading:
                 )
             else:
                 kept.append(part)
-        if kept or (self.closed or {}).get(spec.name) is not None:
+        if kept or (self.closed is not None and spec.name in self.closed.rows):
             self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
         self._check_count(spec, total)
 
@@ -341,7 +345,7 @@ class _Reading:
         if self.closed is None:
             return
         place = Place("closed.json", self.label, spec.name)
-        stated = self.closed.get(spec.name)
+        stated = self.closed.rows.get(spec.name)
         if stated is None and spec.required:
             raise place.error("", None, "the table is not listed", "Record the run again.")
         if stated is not None and stated != total:
@@ -362,6 +366,11 @@ def _open_folder(root: Path, label: str) -> Recording:
     closed, open_note = read_closed(root)
     meta = _first_meta(root, label)
     reading = _Reading(root, label, closed, meta, [open_note] if open_note else [])
+    status = closed.status if closed is not None else "unclosed"
+    if status not in (COMPLETED, "unclosed"):
+        reading.notes.append(
+            f"The run did not complete ({status}): requests that it did not get to are unfinished."
+        )
     events, requests = EventLaws(), RequestLaws()
     if meta.pool_blocks is None:
         reading.notes.append(
@@ -393,6 +402,7 @@ def _open_folder(root: Path, label: str) -> Recording:
         root,
         meta,
         closed is not None,
+        status,
         dict(reading.rows),
         tuple(reading.notes),
         dict(reading.parts),

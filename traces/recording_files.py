@@ -12,6 +12,7 @@ import re
 import shutil
 import zipfile
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -22,6 +23,7 @@ from traces.errors import RecordingError
 from traces.schema import CLOSED_FILE, METADATA_KEY, SCHEMA_VERSION, TABLES, Table, table
 
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
+COMPLETED = "completed"  # how a run ended that did all that was asked of it
 ROW_GROUP_ROWS = 262_144
 MAX_UNZIPPED_BYTES = 8 * 1024**3
 MAX_ZIP_MEMBERS = 20_000
@@ -54,10 +56,13 @@ def write_part(root: Path, spec: Table, number: int, data: pa.Table, metadata: b
     return final
 
 
-def write_closed(root: Path, rows: Mapping[str, int]) -> None:
-    """Write closed.json, the mark that nothing is missing. rows: table name -> rows written."""
+def write_closed(root: Path, rows: Mapping[str, int], status: str = COMPLETED) -> None:
+    """Write closed.json, the mark that nothing is missing.
+
+    rows: table name -> rows written; status: how the run ended.
+    """
     temporary = root / (CLOSED_FILE + ".tmp")
-    temporary.write_text(json.dumps({"schema_version": SCHEMA_VERSION, "rows": dict(rows)}))
+    temporary.write_text(json.dumps({"status": status, "rows": dict(rows)}) + "\n")
     os.replace(temporary, root / CLOSED_FILE)
 
 
@@ -68,10 +73,12 @@ def write_recording(
     *,
     rows_per_part: int | None = None,
     closed: bool = True,
+    status: str = COMPLETED,
 ) -> Path:
     """Write whole tables as a recording; for tests and tools, an engine streams its own parts.
 
-    rows_per_part: cut tables into parts of so many rows; closed: write closed.json. Returns root.
+    rows_per_part: cut tables into parts of so many rows; closed: write closed.json with `status`.
+    Returns root.
     """
     metadata = metadata_bytes(meta)
     for name, data in tables.items():
@@ -80,7 +87,7 @@ def write_recording(
         for number, start in enumerate(starts):
             write_part(root, table(name), number, data.slice(start, size), metadata)
     if closed:
-        write_closed(root, {name: data.num_rows for name, data in tables.items()})
+        write_closed(root, {name: data.num_rows for name, data in tables.items()}, status)
     return root
 
 
@@ -247,8 +254,16 @@ def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[st
     return [numbered[n] for n in sorted(numbered)], notes
 
 
-def read_closed(root: Path) -> tuple[dict[str, int] | None, str | None]:
-    """Rows of each table by closed.json, or None and the reason why the run's end is not known."""
+@dataclass(frozen=True)
+class Closing:
+    """What closed.json says: rows of each table, and how the run ended ("completed", ...)."""
+
+    rows: Mapping[str, int]
+    status: str
+
+
+def read_closed(root: Path) -> tuple[Closing | None, str | None]:
+    """The closing mark, or None and the reason why the run's end is not known."""
     path = root / CLOSED_FILE
     if not path.exists():
         return (
@@ -257,9 +272,10 @@ def read_closed(root: Path) -> tuple[dict[str, int] | None, str | None]:
         )
     try:
         content = json.loads(path.read_text())
-        rows = content.get("rows", content)
-        return {k: int(v) for k, v in rows.items() if k in {t.name for t in TABLES}}, None
-    except (ValueError, TypeError, AttributeError, UnicodeDecodeError):
+        names = {spec.name for spec in TABLES}
+        rows = {k: int(v) for k, v in content["rows"].items() if k in names}
+        return Closing(rows, str(content.get("status", COMPLETED))), None
+    except (ValueError, TypeError, AttributeError, KeyError):
         return None, f"{CLOSED_FILE} is damaged, so the end of the run may be missing."
 
 
