@@ -143,6 +143,8 @@ def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     for row in rows:
         table.add_row(*row)
     console = Console(markup=False, highlight=False)
+    if not console.is_terminal:
+        console.width = 200  # a file or a pipe has no edge at which to cut figures off
     console.print(title)
     console.print(table)
 

@@ -526,3 +526,9 @@ def test_a_damaged_closing_mark_counts_as_none(tmp_path: Path, content: str) -> 
 
     assert (rec.complete, rec.status) == (False, "unclosed")
     assert rec.notes == ("closed.json is damaged, so the end of the run may be missing.",)
+
+
+def test_a_folder_may_have_characters_that_patterns_use(tmp_path: Path) -> None:
+    rec = record(tmp_path / "run [a*?]", **make_two_requests())
+
+    assert rec.steps.height == 4

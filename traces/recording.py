@@ -170,7 +170,9 @@ class Recording:
         """
         spec = table(name)
         columns = [pl.col(c.name).cast(polars_type(c)) for c in spec.columns]
-        parts = [pl.scan_parquet(p).select(columns) for p in self.parts.get(name, ())]
+        parts = [
+            pl.scan_parquet(p, glob=False).select(columns) for p in self.parts.get(name, ())
+        ]
         if not parts:
             return pl.LazyFrame(schema={c.name: polars_type(c) for c in spec.columns})
         return pl.concat(parts)

@@ -1,0 +1,219 @@
+"""Two recordings against each other: deltas, intervals, verdicts, refusals."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from analyzer.compare import compare, preempted_requests
+from analyzer.stats import paired_intervals, summarize_sample
+from tests.builders import make_events, make_meta, make_requests, make_steps, record
+from tests.worlds import chunked_return
+from traces.errors import CompareError
+from traces.recording import Recording
+
+
+def make_run(
+    root: Path, e2e: float = 10.0, n: int = 60, preempted: int = 3, **meta: Any
+) -> Recording:
+    """n requests, one a second, TTFT 1 s and the given E2E, plus a little that differs by request."""
+    wobble = [0.1 * (i % 7) for i in range(n)]
+    requests = make_requests(
+        {
+            "request_id": f"r{i}",
+            "arrival_s": float(i),
+            "prompt_tokens": 8,
+            "output_tokens": 5,
+            "first_scheduled_s": float(i),
+            "first_token_s": i + 1.0 + wobble[i],
+            "finish_s": i + e2e + wobble[i],
+            "num_preemptions": int(i < preempted),
+        }
+        for i in range(n)
+    )
+    events = make_events(
+        [
+            {
+                "step": 0,
+                "kind": "preempt",
+                "request_id": f"r{i}",
+                "mode_used": "recompute",
+                "tokens": 8,
+            }
+            for i in range(preempted)
+        ]
+    )
+    steps = make_steps(
+        [10, 5],
+        duration_s=[n / 2, n / 2 + e2e],
+        num_preempted=[preempted, 0],
+        recomputed_tokens=[8 * preempted, 0],
+    )
+    return record(root, steps=steps, events=events, requests=requests, meta=make_meta(**meta))
+
+
+def row_of(table: pl.DataFrame, metric: str) -> dict[str, Any]:
+    return table.filter(pl.col("metric") == metric).row(0, named=True)
+
+
+def test_a_run_against_itself_shows_no_difference_anywhere(tmp_path: Path) -> None:
+    found = compare(make_run(tmp_path / "a"), make_run(tmp_path / "b"))
+
+    judged = found.table["verdict"].drop_nulls()
+    assert set(judged.to_list()) == {"no difference"}
+    assert found.verdict.winner == "none"
+    assert (
+        found.verdict.text
+        == "At 10 blocks, there is no difference between A (recompute) and B (recompute) (70 s and 70 s)."
+    )
+
+
+def test_a_run_that_is_sooner_is_better_in_what_changed_and_only_there(tmp_path: Path) -> None:
+    found = compare(make_run(tmp_path / "a"), make_run(tmp_path / "b", e2e=8.0))
+
+    e2e = row_of(found.table, "e2e_s mean")
+    assert (e2e["verdict"], e2e["delta"]) == ("better", pytest.approx(-2.0))
+    assert e2e["low"] == pytest.approx(-2.0)
+    assert e2e["high"] == pytest.approx(-2.0)
+    assert row_of(found.table, "ttft_s p99")["verdict"] == "no difference"
+    assert row_of(found.table, "duration_s")["verdict"] == "better"
+    assert row_of(found.table, "num_steps")["verdict"] is None
+    assert found.delta["e2e_s"]["p50"] == pytest.approx(-2.0)
+    assert found.verdict.winner == "B"
+
+
+def test_fewer_preemptions_are_better_and_fewer_finished_requests_worse(tmp_path: Path) -> None:
+    found = compare(make_run(tmp_path / "a", n=60), make_run(tmp_path / "b", n=50, preempted=1))
+
+    assert row_of(found.table, "num_preemptions")["verdict"] == "better"
+    assert row_of(found.table, "num_preemptions")["delta_frac"] == pytest.approx(-2 / 3)
+    assert row_of(found.table, "num_finished")["verdict"] == "worse"
+
+
+def test_a_difference_that_other_requests_might_not_show_is_none() -> None:
+    rng = np.random.default_rng(1)
+    a = rng.normal(10.0, 1.0, 200)
+    b = a + rng.normal(0.02, 1.0, 200)
+
+    found = paired_intervals(a, b)
+
+    assert not found["mean"].excludes_zero
+    assert found["mean"].low < 0 < found["mean"].high
+
+
+def test_pairs_make_a_small_but_steady_difference_visible() -> None:
+    a = np.random.default_rng(1).lognormal(0.0, 2.0, 200)
+
+    found = paired_intervals(a, a + 0.05)
+
+    assert found["mean"].delta == pytest.approx(0.05)
+    assert found["mean"].excludes_zero
+
+
+def test_one_seed_gives_one_interval() -> None:
+    rng = np.random.default_rng(2)
+    a, b = rng.random(500), rng.random(500)
+
+    assert paired_intervals(a, b, seed=3) == paired_intervals(a, b, seed=3)
+    assert paired_intervals(a, b, seed=3) != paired_intervals(a, b, seed=4)
+
+
+def test_an_interval_narrows_with_the_number_of_requests_beyond_what_is_drawn() -> None:
+    rng = np.random.default_rng(5)
+    few, many = (
+        paired_intervals(rng.random(n), rng.random(n))["mean"] for n in (4_000, 64_000)
+    )
+
+    ratio = (few.high - few.low) / (many.high - many.low)
+    assert 3.0 < ratio < 5.0
+
+
+def test_no_value_has_no_summary_and_no_interval() -> None:
+    assert summarize_sample(np.array([np.nan])) == {
+        "mean": None,
+        "p50": None,
+        "p90": None,
+        "p99": None,
+    }
+    assert paired_intervals(np.empty(0), np.empty(0)) == {}
+
+
+def test_different_workloads_are_refused_with_what_they_share(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", n=60)
+    b = make_run(tmp_path / "b", n=30, workload={"digest": "e" * 32})
+
+    with pytest.raises(CompareError) as caught:
+        compare(a, b)
+
+    assert str(caught.value) == (
+        "a and b come from different workloads: 50% of request ids occur in both, 50% with the same arrival and lengths. "
+        "Replay one trace with the same window and rate under both settings, then compare those."
+    )
+
+
+def test_different_workloads_can_be_compared_anyway_with_a_note(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", n=60)
+    b = make_run(tmp_path / "b", n=30, workload={"digest": "e" * 32})
+
+    found = compare(a, b, anyway=True)
+
+    assert any("Differences may come from that" in note for note in found.notes)
+
+
+def test_runs_without_a_digest_are_compared_if_their_requests_agree(tmp_path: Path) -> None:
+    a = make_run(tmp_path / "a", workload={})
+
+    assert any("do" in n or "does" in n for n in compare(a, make_run(tmp_path / "b")).notes)
+    with pytest.raises(CompareError):
+        compare(a, make_run(tmp_path / "c", n=30))
+
+
+def test_steps_are_not_held_against_seconds(tmp_path: Path) -> None:
+    with pytest.raises(CompareError, match="steps cannot be held against seconds"):
+        compare(make_run(tmp_path / "a", clock="step"), make_run(tmp_path / "b"))
+
+
+def test_modelled_and_measured_times_are_compared_with_a_note(tmp_path: Path) -> None:
+    found = compare(make_run(tmp_path / "a"), make_run(tmp_path / "b", clock="measured"))
+
+    assert any("Times of A are modelled, times of B measured" in n for n in found.notes)
+
+
+def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
+    settings = {**make_meta()["settings"], "block_size": 8, "preemption_mode": "swap"}
+
+    found = compare(make_run(tmp_path / "a"), make_run(tmp_path / "b", settings=settings))
+
+    assert "block_size: 4 in A, 8 in B." in found.notes
+    assert "preemption_mode: recompute in A, swap in B." in found.notes
+
+
+def test_requests_are_sorted_by_where_they_were_preempted() -> None:
+    def table(**times: int) -> pl.DataFrame:
+        rows = [
+            {"request_id": k, "num_preemptions": v, "first_token_s": 1.0, "finish_s": 2.0 + v}
+            for k, v in times.items()
+        ]
+        return pl.DataFrame(pl.from_arrow(make_requests(rows)))
+
+    found = preempted_requests(table(p=1, q=0, r=2, s=0), table(p=0, q=1, r=1, s=0))
+
+    assert found.rows() == [
+        ("r", "both", 2, 1, -1.0),
+        ("p", "only A", 1, 0, -1.0),
+        ("q", "only B", 0, 1, 1.0),
+    ]
+
+
+def test_neither_recording_is_altered(tmp_path: Path) -> None:
+    a = record(tmp_path / "a", **chunked_return())
+    b = record(tmp_path / "b", **chunked_return())
+    before = a.requests.clone()
+
+    compare(a, b)
+
+    assert a.requests.equals(before)
