@@ -1,0 +1,367 @@
+"""Tidy rows -> Plotly figures. It computes nothing: what is drawn was worked out before.
+
+It knows rows, their titles, one x axis with one cursor, layout, and the words of a picture's
+alternative text. It does not know recordings, downsampling or Streamlit.
+
+One colour means one thing everywhere, and colour is never alone: A is blue and solid, B is orange
+and dashed (bars: plain and hatched).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analyzer.look import Side, Theme, faded
+from analyzer.marks import Mark, draw, in_words, pen, values_of
+
+GAP_PX = 40  # between rows: room for the next row's title
+TOP_PX = 58  # legend, and the first row's title
+BOTTOM_PX = 48
+WHOLE_UNITS = ("blocks", "requests", "tokens")
+CONFIG: dict[str, Any] = {
+    "displaylogo": False,
+    "scrollZoom": False,
+    "doubleClick": "reset",
+    "showTips": False,
+    "modeBarButtonsToRemove": [
+        "select2d",
+        "lasso2d",
+        "zoomIn2d",
+        "zoomOut2d",
+        "autoScale2d",
+        "sendDataToCloud",
+    ],
+    "toImageButtonOptions": {
+        "format": "png",
+        "filename": "kv-replay",
+        "width": 1400,
+        "scale": 2,
+    },
+}
+
+
+@dataclass(frozen=True)
+class Capacity:
+    """A pool's size: a line, and a band from `full_frac` of it upwards."""
+
+    value: float
+    label: str
+    full_frac: float = 0.98
+
+
+@dataclass(frozen=True)
+class Readings:
+    """What the cursor's box says of a row: one line, a value per label.
+
+    values: label -> (n,) at the places `XAxis.cursor`; format: d3 format of a value.
+    """
+
+    name: str
+    values: Mapping[str, np.ndarray]
+    unit: str
+    format: str = ",.0f"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One row of the timeline: title and unit above it, its marks, its height, its readings.
+
+    y_max: top of the y axis, None to fit; note: small print after the title; empty: what to say
+    where there are no marks.
+    """
+
+    key: str
+    title: str
+    unit: str
+    marks: Sequence[Mark]
+    height_px: int = 84
+    y_max: float | None = None
+    capacity: Sequence[Capacity] = ()
+    note: str = ""
+    empty: str = ""
+    readings: Readings | None = None
+
+
+@dataclass(frozen=True)
+class Shade:
+    """A stretch of the x axis to set apart, such as the time after a run has ended."""
+
+    start: float
+    end: float
+    label: str
+
+
+@dataclass(frozen=True)
+class XAxis:
+    """What x counts. range: shown part; title and unit for people; cursor: places (n,) at which
+    all rows have readings; hover: d3 format of such a place."""
+
+    title: str
+    unit: str
+    range: tuple[float, float]
+    cursor: np.ndarray = field(default_factory=lambda: np.empty(0))
+    hover: str = ",.3f"
+    shades: Sequence[Shade] = ()
+
+
+def timeline(
+    rows: Sequence[Row], axis: XAxis, names: Mapping[Side, str], theme: Theme
+) -> go.Figure:
+    """Rows over each other on one x axis, with one cursor and one box of values through all.
+
+    names: side -> run's name for the legend. One x axis and a y axis per row, since linked x axes
+    do not share a cursor.
+    """
+    inner = sum(row.height_px for row in rows) + GAP_PX * (len(rows) - 1)
+    fig = go.Figure()
+    _add_legend(fig, names, theme)
+    top = inner
+    for i, row in enumerate(rows, start=1):
+        bottom = top - row.height_px
+        domain = (max(0.0, bottom / inner), min(1.0, top / inner))
+        fig.update_layout({f"yaxis{_nth(i)}": _y_axis(row, domain, theme)})
+        _add_row(fig, row, f"y{_nth(i)}", domain, theme)
+        _add_readings(fig, row, f"y{_nth(i)}", axis)
+        top = bottom - GAP_PX
+    for shade in axis.shades:
+        _add_shade(fig, shade, axis, theme)
+    _lay_out(fig, inner, theme)
+    fig.update_xaxes(_x_axis(axis, len(rows), theme))
+    return fig
+
+
+def for_export(fig: go.Figure) -> go.Figure:
+    """A copy on white ground, 1,200 px wide, whatever the page looks like."""
+    white = {"paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff"}
+    return go.Figure(fig).update_layout(template="plotly_white", width=1200, **white)
+
+
+def alt_text(rows: Sequence[Row], axis: XAxis, names: Mapping[Side, str]) -> str:
+    """What the timeline shows, in words: axis, runs, and least and greatest value of each line."""
+    low, high = (f"{v:,.5g}" for v in axis.range)
+    unit = f" {axis.unit}" if axis.unit else ""
+    runs = " and ".join(f"run {side} ({name})" for side, name in names.items())
+    said = [f"Timeline of {runs} over {axis.title.lower()}, {low} to {high}{unit}."]
+    for row in rows:
+        marks = [words for words in map(in_words, row.marks) if words]
+        marks += [capacity.label for capacity in row.capacity]
+        said.append(f"{row.title} ({row.unit}): {'; '.join(marks) or row.empty or 'no data'}.")
+    return " ".join(said)
+
+
+# ---- the pieces of a timeline ----------------------------------------------------------------
+
+
+def _nth(i: int) -> str:
+    """Plotly's number of the i-th axis: nothing for the first."""
+    return "" if i == 1 else str(i)
+
+
+def _add_legend(fig: go.Figure, names: Mapping[Side, str], theme: Theme) -> None:
+    """One legend entry a side for the whole picture, drawn as the runs' main lines are."""
+    for side, name in names.items():
+        fig.add_scatter(
+            x=[None],
+            y=[None],
+            mode="lines",
+            name=f"{side} · {name}",
+            line=pen(side, "main", theme),
+            hoverinfo="skip",
+            showlegend=True,
+        )
+
+
+def _add_row(
+    fig: go.Figure, row: Row, y_axis: str, domain: tuple[float, float], theme: Theme
+) -> None:
+    """The row's marks, its title above it and its capacity lines."""
+    for mark in row.marks:
+        draw(fig, mark, y_axis, theme)
+    small = f"{row.unit}{' · ' if row.unit and row.note else ''}{row.note}"
+    paper = {"xref": "paper", "yref": "paper", "showarrow": False}
+    fig.add_annotation(
+        text=f"<b>{row.title}</b>  <span style='color:{theme.muted}'>{small}</span>",
+        x=0,
+        y=domain[1],
+        xanchor="left",
+        yanchor="bottom",
+        yshift=3,
+        align="left",
+        font={"size": 12.5, "color": theme.text},
+        **paper,
+    )
+    if not row.marks and row.empty:
+        middle = (domain[0] + domain[1]) / 2
+        fig.add_annotation(
+            text=row.empty, x=0.5, y=middle, font={"size": 13, "color": theme.muted}, **paper
+        )
+    for capacity in row.capacity:
+        _add_capacity(fig, capacity, y_axis, theme)
+
+
+def _add_readings(fig: go.Figure, row: Row, y_axis: str, axis: XAxis) -> None:
+    """An unseen line that gives the cursor's box one line of text for this row."""
+    readings = row.readings
+    if readings is None or not len(axis.cursor):
+        return
+    said = [
+        f"{label} %{{customdata[{i}]:{readings.format}}}"
+        for i, label in enumerate(readings.values)
+    ]
+    unit = f" {readings.unit}" if readings.unit else ""
+    columns = [np.asarray(v, dtype=np.float64) for v in readings.values.values()]
+    fig.add_scatter(
+        x=axis.cursor,
+        y=columns[0],
+        yaxis=y_axis,
+        customdata=np.column_stack(columns),
+        mode="lines",
+        name=readings.name,
+        line={"width": 0, "color": "rgba(0,0,0,0)"},
+        hovertemplate=f"{' · '.join(said)}{unit}<extra></extra>",
+        showlegend=False,
+    )
+
+
+def _y_axis(row: Row, domain: tuple[float, float], theme: Theme) -> dict[str, Any]:
+    tops = [float(np.nanmax(v)) for mark in row.marks for v in values_of(mark) if len(v)]
+    decimals = row.unit not in WHOLE_UNITS and row.y_max is None and max(tops, default=10) < 10
+    axis: dict[str, Any] = {
+        "domain": list(domain),
+        "anchor": "x",
+        "fixedrange": True,
+        "rangemode": "tozero",
+        "tickformat": ",~r" if decimals else ",d",
+        "nticks": 5 if row.height_px > 130 else 4,
+        "automargin": True,
+        "gridcolor": theme.grid,
+        "zeroline": True,
+        "zerolinecolor": theme.grid,
+        "tickfont": {"size": 11, "color": theme.muted},
+        "showticklabels": bool(row.marks),
+    }
+    if row.y_max is not None:
+        axis |= {"range": [0, row.y_max], "rangemode": "normal"}
+    return axis
+
+
+def _add_capacity(fig: go.Figure, capacity: Capacity, y_axis: str, theme: Theme) -> None:
+    """Dashed line at the pool's size, the band that counts as full, and a label above the line."""
+    across = {"xref": "paper", "yref": y_axis, "x0": 0, "x1": 1}
+    fig.add_shape(
+        type="rect",
+        y0=capacity.full_frac * capacity.value,
+        y1=capacity.value,
+        fillcolor=faded(theme.preempt, 0.16),
+        line={"width": 0},
+        layer="below",
+        **across,
+    )
+    fig.add_shape(
+        type="line",
+        y0=capacity.value,
+        y1=capacity.value,
+        line={"color": theme.preempt, "width": 1, "dash": "8px,4px"},
+        **across,
+    )
+    fig.add_annotation(
+        text=capacity.label,
+        xref="paper",
+        yref=y_axis,
+        x=1,
+        y=capacity.value,
+        xanchor="right",
+        yanchor="bottom",
+        showarrow=False,
+        font={"size": 11, "color": theme.preempt},
+    )
+
+
+def _add_shade(fig: go.Figure, shade: Shade, axis: XAxis, theme: Theme) -> None:
+    start, end = max(shade.start, axis.range[0]), min(shade.end, axis.range[1])
+    if end <= start:
+        return
+    fig.add_shape(
+        type="rect",
+        xref="x",
+        yref="paper",
+        x0=start,
+        x1=end,
+        y0=0,
+        y1=1,
+        fillcolor=faded(theme.grey, 0.14),
+        line={"width": 0},
+        layer="below",
+    )
+    if end - start > 0.12 * (axis.range[1] - axis.range[0]):
+        fig.add_annotation(
+            text=shade.label,
+            x=(start + end) / 2,
+            y=1,
+            xref="x",
+            yref="paper",
+            yanchor="top",
+            showarrow=False,
+            font={"size": 11, "color": theme.muted},
+        )
+
+
+def _lay_out(fig: go.Figure, inner_px: int, theme: Theme) -> None:
+    clear = "rgba(0,0,0,0)"
+    family = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
+    fig.update_layout(
+        template=theme.template,
+        paper_bgcolor=clear,
+        plot_bgcolor=clear,
+        font={"family": family, "color": theme.text, "size": 12},
+        height=inner_px + TOP_PX + BOTTOM_PX,
+        margin={"l": 8, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        hovermode="x unified",
+        hoversubplots="axis",
+        hoverdistance=60,
+        hoverlabel={"font": {"size": 12}, "bgcolor": theme.ground, "namelength": -1},
+        dragmode="zoom",
+        barmode="overlay",
+        legend={
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "font": {"size": 12.5},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        modebar={"bgcolor": clear, "color": theme.muted, "activecolor": theme.text},
+    )
+
+
+def _x_axis(axis: XAxis, num_rows: int, theme: Theme) -> dict[str, Any]:
+    unit = f" ({axis.unit})" if axis.unit else ""
+    return {
+        "title": {
+            "text": f"{axis.title}{unit}",
+            "font": {"size": 12, "color": theme.muted},
+            "standoff": 6,
+        },
+        "range": list(axis.range),
+        "anchor": f"y{_nth(num_rows)}",
+        "tickformat": ",~r",
+        "tickfont": {"size": 11, "color": theme.muted},
+        "gridcolor": theme.grid,
+        "zeroline": False,
+        "unifiedhovertitle": {"text": f"<b>%{{x:{axis.hover}}} {axis.unit}</b>"},
+        "showspikes": True,
+        "spikemode": "across",
+        "spikesnap": "cursor",
+        "spikethickness": 1,
+        "spikedash": "solid",
+        "spikecolor": theme.muted,
+    }

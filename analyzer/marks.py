@@ -1,0 +1,166 @@
+"""The marks of a timeline's rows, and how each is drawn into a Plotly figure.
+
+It knows lines, areas, bars and differences, and the pen of each side. It does not know rows, axes
+or recordings. None of them answers to the mouse: the cursor's box reads `figures.Readings`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analyzer.look import Role, Side, Theme, faded
+
+Look = Literal["main", "faint", "dotted"]
+_SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A step line. x, y: (n,); label: what it shows; role: its colour, where it is not the side's."""
+
+    label: str
+    x: np.ndarray
+    y: np.ndarray
+    side: Side
+    look: Look = "main"
+    role: Role | None = None
+
+
+@dataclass(frozen=True)
+class Areas:
+    """Areas stacked on each other. x: (n,); layers: role -> (n,), the lowest first."""
+
+    x: np.ndarray
+    layers: Mapping[Role, np.ndarray]
+    side: Side
+
+
+@dataclass(frozen=True)
+class Bars:
+    """Sums per bucket. x: left edges (n,); width: of a bucket; y: (n,)."""
+
+    label: str
+    x: np.ndarray
+    width: float
+    y: np.ndarray
+    side: Side
+
+
+@dataclass(frozen=True)
+class Difference:
+    """B - A, filled above and below zero in the colour of the side that is higher. x, y: (n,)."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+
+Mark = Line | Areas | Bars | Difference
+
+
+def pen(side: Side, look: Look, theme: Theme, role: Role | None = None) -> dict[str, Any]:
+    """Line style: A solid, B dashed, dotted for what belongs to a line rather than to a side."""
+    colour = theme.role(role) if role else theme.side(side)
+    width = {"main": 1.6, "faint": 1.0, "dotted": 1.4}[look]
+    dash = "dot" if look == "dotted" else ("5px,2px" if side == "B" else "solid")
+    return {"color": colour, "width": width, "dash": dash, "shape": "hv"}
+
+
+def draw(fig: go.Figure, mark: Mark, y_axis: str, theme: Theme) -> None:
+    """Add the mark to the figure on that y axis ("y", "y2", ...)."""
+    if isinstance(mark, Line):
+        _draw_line(fig, mark, y_axis, theme)
+    elif isinstance(mark, Areas):
+        _draw_areas(fig, mark, y_axis, theme)
+    elif isinstance(mark, Bars):
+        _draw_bars(fig, mark, y_axis, theme)
+    else:
+        _draw_difference(fig, mark, y_axis, theme)
+
+
+def _draw_line(fig: go.Figure, mark: Line, y_axis: str, theme: Theme) -> None:
+    fig.add_scatter(
+        x=mark.x,
+        y=mark.y,
+        yaxis=y_axis,
+        mode="lines",
+        name=mark.label,
+        line=pen(mark.side, mark.look, theme, mark.role),
+        opacity=0.5 if mark.look == "faint" else 1.0,
+        **_SILENT,
+    )
+
+
+def _draw_areas(fig: go.Figure, mark: Areas, y_axis: str, theme: Theme) -> None:
+    for role, y in mark.layers.items():
+        colour = theme.role(role)
+        fig.add_scatter(
+            x=mark.x,
+            y=y,
+            yaxis=y_axis,
+            mode="lines",
+            name=f"{role} · {mark.side}",
+            stackgroup=f"{y_axis}{mark.side}",
+            line={"width": 0, "shape": "hv", "color": colour},
+            fillcolor=faded(colour, 0.85),
+            **_SILENT,
+        )
+
+
+def _draw_bars(fig: go.Figure, mark: Bars, y_axis: str, theme: Theme) -> None:
+    """A's bars fill the left half of a bucket, B's, hatched, the right half."""
+    hatch = {"shape": "/", "size": 4, "solidity": 0.45, "fgcolor": theme.ground}
+    half = mark.width / 2
+    fig.add_bar(
+        x=mark.x + (half * 0.5 if mark.side == "A" else half * 1.5),
+        y=mark.y,
+        width=half * 0.96,
+        yaxis=y_axis,
+        name=mark.label,
+        marker={
+            "color": theme.side(mark.side),
+            "line": {"width": 0},
+            "pattern": hatch if mark.side == "B" else {},
+        },
+        **_SILENT,
+    )
+
+
+def _draw_difference(fig: go.Figure, mark: Difference, y_axis: str, theme: Theme) -> None:
+    halves = ((np.maximum(mark.y, 0), theme.b), (np.minimum(mark.y, 0), theme.a))
+    for y, colour in halves:
+        fig.add_scatter(
+            x=mark.x,
+            y=y,
+            yaxis=y_axis,
+            mode="lines",
+            name="B − A",
+            line={"width": 0, "shape": "hv", "color": colour},
+            fill="tozeroy",
+            fillcolor=faded(colour, 0.75),
+            **_SILENT,
+        )
+
+
+def values_of(mark: Mark) -> Iterable[np.ndarray]:
+    """The arrays of values that a mark draws."""
+    return mark.layers.values() if isinstance(mark, Areas) else (mark.y,)
+
+
+def in_words(mark: Mark) -> str:
+    """What a mark shows: least and greatest value, sums for bars; nothing for faint lines."""
+    if isinstance(mark, Areas):
+        tops = [
+            f"{role} up to {np.nanmax(y):,.4g}" for role, y in mark.layers.items() if len(y)
+        ]
+        return f"{mark.side}: {', '.join(tops)}" if tops else ""
+    if not len(mark.y) or (isinstance(mark, Line) and mark.look == "faint"):
+        return ""
+    if isinstance(mark, Bars):
+        return f"{mark.label}: {np.nansum(mark.y):,.0f} in all, at most {np.nanmax(mark.y):,.0f} per bucket"
+    label = "B − A" if isinstance(mark, Difference) else mark.label
+    return f"{label}: {np.nanmin(mark.y):,.4g} to {np.nanmax(mark.y):,.4g}"
