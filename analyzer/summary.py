@@ -9,8 +9,9 @@ from typing import Any
 
 import polars as pl
 
-from analyzer.latency import latency_summary, request_latency, token_gaps
+from analyzer.latency import latency_summary, request_latency
 from analyzer.occupancy import occupancy_summary
+from analyzer.token_gaps import token_gaps
 from traces.recording import Recording
 
 STEP_SUMS = (
@@ -44,7 +45,9 @@ def summarize(recording: Recording) -> dict[str, Any]:
     occupancy = occupancy_summary(steps)
     duration_s = row["end_s"] or 0.0
     gaps = token_gaps(
-        requests, recording.events, steps.select("step", "t_start_s", "duration_s").collect()
+        requests,
+        recording.events,
+        steps.select("step", "t_start_s", "duration_s", "decode_tokens").collect(),
     )
     return {
         "num_requests": requests.height,
