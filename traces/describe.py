@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
-from traces.formats.generic import NoArrivalsError
+from traces.formats import formats
+from traces.formats.generic import NoArrivalsError, has_needed, shape_name
 from traces.formats.raw import (
     ReadOptions,
     aside_reasons,
@@ -60,7 +61,7 @@ def describe(
         return _blank(shown) | _refused(path, name, e)
     except (WorkloadError, RecordingError) as e:
         place = f"{e.place}: " if e.place else ""
-        kind = {"kind": "refused", "format": "damaged", "damaged": True}
+        kind = {"kind": "refused", "format": _format_of(path, name)}
         return _blank(shown) | kind | {"reason": place + e.fault, "what_to_do": e.remedy}
 
 
@@ -110,6 +111,16 @@ def _workload(source: Source, options: ReadOptions) -> dict[str, Any]:
         "details": details,
         **none_left,
     }
+
+
+def _format_of(path: str | Path, name: str | None) -> str:
+    """The title of the format that a refused file is in, as far as its head tells."""
+    try:
+        source = inspect(path, name)
+    except WorkloadError:
+        return "unreadable"
+    titles = (f.title for f in formats() if f.name != "generic" and f.sniff(source))
+    return next(titles, f"generic {shape_name(source)}" if has_needed(source) else "unknown")
 
 
 def _refused(path: str | Path, name: str | None, e: NotAWorkloadError) -> dict[str, Any]:

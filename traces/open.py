@@ -21,6 +21,7 @@ from traces.formats.times import UNITS
 from traces.workload import Workload
 
 if TYPE_CHECKING:
+    from traces.formats.raw import Format
     from traces.recording import Recording
 
 PathLike = str | Path
@@ -96,13 +97,27 @@ def read_raw(source: Source, options: ReadOptions) -> RawTrace:
             if refused is not None:
                 raise refused
         if form.sniff(source):
-            return form.read(source, options)
+            return _read(form, source, options)
     raise NotAWorkloadError(
         source.name,
         "",
         "it is no table, JSON or Parquet file that a request trace could be in",
         "Give a CSV, TSV, JSON, JSON lines or Parquet file, plain or as .gz or .zst.",
     )
+
+
+def _read(form: Format, source: Source, options: ReadOptions) -> RawTrace:
+    """What the reader makes of the file; JSON of another shape than its head promised is an error."""
+    try:
+        return form.read(source, options)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as e:
+        if source.shape != "json":
+            raise
+        raise source.error(
+            "",
+            f"it begins like {form.title}, but a record has another shape ({type(e).__name__}: {e})",
+            "Check that the file was not edited or joined from parts; export it again.",
+        ) from e
 
 
 def is_recording(path: PathLike) -> bool:

@@ -25,6 +25,7 @@ KINDS: Mapping[str, str] = {
     "abort_step": INTEGER,
     "abort_s": NUMBER,
     "status": TEXT,
+    "error": TEXT,
 }
 NEEDED = ("arrival_s", "prompt_tokens", "output_tokens")
 
@@ -204,7 +205,16 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
     "arrival_step": ("arrival_step",),
     "abort_step": ("abort_step",),
     "abort_s": ("abort_s", "abort_time_s"),
-    "status": ("status", "status_code", "state", "error", "error_str", "finish_status"),
+    "status": (
+        "status",
+        "status_code",
+        "state",
+        "success",
+        "is_success",
+        "finish_status",
+        "finish_reason",
+    ),
+    "error": ("error", "error_str", "errors", "error_message", "error_msg", "exception"),
 }
 _UNIT_TAIL = re.compile(
     r"(?:_|\s|\(|\[)(?:ns|us|ms|s|sec|secs|seconds|utc)[\])]?$", re.IGNORECASE
@@ -218,8 +228,11 @@ def squeezed(name: str) -> str:
 
 def guess(names: Iterable[str]) -> dict[str, str]:
     """role -> column for the roles whose column is there; each column is used once."""
-    exact = {n.strip().lower(): n for n in reversed(list(names))}
-    loose = {squeezed(n): n for n in reversed(list(exact.values()))}
+    names = list(names)
+    exact = {n.strip().lower(): n for n in reversed(names)}
+    loose = {squeezed(n): n for n in reversed(names)}
+    for n in names:  # the last part of a dotted name, where nothing else is called so
+        loose.setdefault(squeezed(n.rpartition(".")[2]), n)
     found: dict[str, str] = {}
     for role, synonyms in SYNONYMS.items():
         for word in synonyms:

@@ -7,7 +7,7 @@ prefix_hash_ids, prefix_hash_block, abort_step) are read by this reader too, nam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import polars as pl
@@ -15,7 +15,7 @@ import polars as pl
 from traces.errors import NotAWorkloadError
 from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
 from traces.formats.raw import Format, RawTrace, ReadOptions, figures, raw_from_table
-from traces.formats.source import Source
+from traces.formats.source import Source, nested_names
 from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
 
@@ -29,7 +29,9 @@ _FAILED_WORDS = (
     "canceled",
     "timeout",
     "aborted",
+    "false",
 )
+_NO_ERROR = ("", "0", "false", "none", "null", "ok", "no", "nan", "200", "[]", "{}")
 
 
 @dataclass
@@ -45,6 +47,7 @@ def sniff(source: Source) -> bool:
 
 def read(source: Source, options: ReadOptions) -> RawTrace:
     """The table, by guessed or given columns. Raises NotAWorkloadError when one is not there."""
+    source = unwrapped(source)
     columns = guess(source.columns)
     if options.mapping:
         given = checked_mapping(source, options.mapping)
@@ -73,13 +76,28 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
     frame = _failures(frame)
     raw = raw_from_table(
         source,
-        f"generic {_shape_name(source)}",
+        f"generic {shape_name(source)}",
         loaded,
         columns=columns,
         prefix_block_tokens=block,
         notes=(*notes, *block_note, *_unit_note(loaded.plan, columns)),
     )
     return RawTrace(**{**raw.__dict__, "frame": frame})
+
+
+def unwrapped(source: Source) -> Source:
+    """A JSON object that holds its records under one key, seen as those records."""
+    first = source.first
+    if source.shape != "json" or source.listed or not isinstance(first, dict):
+        return source
+    lists = {
+        k: v for k, v in first.items() if isinstance(v, list) and v and isinstance(v[0], dict)
+    }
+    for key, rows in lists.items():
+        columns = tuple(nested_names(rows[0]))
+        if set(NEEDED) <= set(guess(columns)):
+            return replace(source, inside=key, first=rows[0], columns=columns, lines=False)
+    return source
 
 
 def _with_rare_keys(columns: dict[str, str]) -> dict[str, str]:
@@ -102,7 +120,13 @@ def _says_arrival(columns: dict[str, str]) -> bool:
     )
 
 
-def _shape_name(source: Source) -> str:
+def has_needed(source: Source) -> bool:
+    """Whether every needed column is recognised by its name."""
+    return set(NEEDED) <= set(guess(source.columns))
+
+
+def shape_name(source: Source) -> str:
+    """What the user would call the kind of file."""
     if source.shape == "csv":
         return "TSV" if source.delimiter == "\t" else "CSV"
     if source.shape == "json":
@@ -159,7 +183,8 @@ def _prefix_blocks(
     0 or no column: an id stands for one block of the engine, whatever its block size is; this is
     what prefix_block_tokens None without prefix_tokens means.
     """
-    if "prefix_ids" not in frame.columns:
+    if "prefix_ids" not in frame.columns or frame["prefix_ids"].list.len().sum() == 0:
+        frame = frame.drop("prefix_ids", strict=False)
         return frame.drop("prefix_block_tokens", strict=False), None, []
     if "prefix_block_tokens" not in frame.columns:
         return frame, None, ["A prefix id is taken as one block of the engine's block size."]
@@ -186,14 +211,17 @@ def _prefix_blocks(
 
 
 def _failures(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose status says failure are set aside; a status of 400 and above is one."""
-    if "status" not in frame.columns:
-        return frame
-    low = pl.col("status").str.strip_chars().str.to_lowercase()
-    code = low.cast(pl.Int64, strict=False)
-    failed = low.is_in(_FAILED_WORDS) | (code.is_between(400, 599)).fill_null(False)
+    """Rows whose status says failure (a word, an HTTP code of 400 and above) or that hold an error text."""
+    failed = pl.lit(False)
+    if "status" in frame.columns:
+        low = pl.col("status").str.strip_chars().str.to_lowercase()
+        code = low.cast(pl.Int64, strict=False).is_between(400, 599)
+        failed |= (low.is_in(_FAILED_WORDS) | code).fill_null(False)
+    if "error" in frame.columns:
+        text = pl.col("error").str.strip_chars().str.to_lowercase()
+        failed |= text.is_not_null() & ~text.is_in(_NO_ERROR)
     reason = pl.when(failed).then(pl.lit("failed")).otherwise(pl.lit(None, dtype=pl.String))
-    return frame.with_columns(reason.alias("aside")).drop("status")
+    return frame.with_columns(reason.alias("aside")).drop("status", "error", strict=False)
 
 
 FORMAT = Format("generic", "any table with arrival and token columns", sniff, read)

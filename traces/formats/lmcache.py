@@ -26,16 +26,12 @@ def sniff(source: Source) -> bool:
 def read(source: Source, options: ReadOptions) -> RawTrace:
     rows = Rows(source, "LMCache agent trace", options.time_unit or "us")
     for place, record in records(source):
-        texts = (
-            (record.get("input"), record.get("output"))
-            if isinstance(record, dict)
-            else (None, None)
-        )
-        if not all(isinstance(t, str) for t in texts):
+        record = record if isinstance(record, dict) else {}
+        prompt, output = record.get("input"), record.get("output")
+        if not isinstance(prompt, str) or not isinstance(output, str):
             raise source.error(
                 place, "its input or output is no text", "Correct or remove the line."
             )
-        prompt, output = texts
         rows.add(
             place,
             record.get("timestamp"),

@@ -28,6 +28,7 @@ EMPTY_PROMPT = "empty prompt"
 MAX_PREFIX_IDS = (
     20_000_000  # above, the figures of sharing would cost more than reading the file
 )
+MAX_SPAN_S = 3.2e9  # a century
 UNKNOWN = -1  # how several logs write "not reported"
 
 WORKLOAD_ROLES = (
@@ -206,6 +207,7 @@ def aside_reasons(source_name: str, raw: RawTrace) -> pl.Series:
     frame = raw.frame
     for role, what in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
         _refuse_absurd(source_name, frame[role], role, what)
+    _refuse_absurd_span(source_name, frame["arrival_s"])
     said = pl.col("aside") if "aside" in frame.columns else pl.lit(None, dtype=pl.String)
     prompt, output = pl.col("prompt_tokens"), pl.col("output_tokens")
     unknown = prompt.is_null() | output.is_null() | (prompt == UNKNOWN) | (output == UNKNOWN)
@@ -239,6 +241,18 @@ def _refuse_absurd(name: str, column: pl.Series, role: str, what: str) -> None:
                 f"{column[row]:,} is {fault}",
                 "Check which column holds the count and its unit, or correct the row.",
             )
+
+
+def _refuse_absurd_span(name: str, arrivals: pl.Series) -> None:
+    far = (arrivals.abs() > MAX_SPAN_S).fill_null(False).arg_true()
+    if len(far):
+        row = int(far[0])
+        raise WorkloadError(
+            name,
+            f"row {row + 1}, arrival_s",
+            f"it is {arrivals[row] / 31_557_600:,.0f} years from the first row",
+            "Check the unit of the times (--time-unit), or correct the row.",
+        )
 
 
 def counted(raw: RawTrace) -> pl.DataFrame:
@@ -351,7 +365,7 @@ def _windowed(
     keep = since >= start if end is None else (since >= start) & (since < end)
     cut = rows.filter(keep)
     if cut.is_empty():
-        span = float(rows["arrival_s"].max() - rows["arrival_s"].min())  # type: ignore[operator]
+        span = float(np.ptp(rows["arrival_s"].to_numpy()))
         until = "the end" if end is None else f"{end:g} s"
         raise WorkloadError(
             name,
@@ -409,7 +423,7 @@ def prefix_figures(raw: RawTrace) -> dict[str, float] | None:
     if "prefix_ids" not in raw.frame.columns:
         return None
     rows = counted(raw)
-    ids = rows["prefix_ids"].to_list()
+    ids = rows["prefix_ids"].fill_null([]).to_list()
     if not any(ids) or sum(map(len, ids)) > MAX_PREFIX_IDS:
         return None
     lengths = rows["prefix_tokens"].to_list() if "prefix_tokens" in rows.columns else None

@@ -39,7 +39,8 @@ class Source:
     shape: "csv", "json", "parquet", "zip", "text" or "binary"; head: its first decoded characters;
     delimiter, columns: of a CSV (columns: header cells, or the keys of the first JSON record);
     first: the first JSON record (of a list: its first element); lines: each JSON record has a line
-    of its own; listed: the JSON document is one list.
+    of its own; listed: the JSON document is one list; inside: the key of its only object under which
+    the records lie. Keys of nested objects are columns too, as "usage.prompt_tokens".
     """
 
     path: Path
@@ -53,6 +54,7 @@ class Source:
     first: Any = None
     lines: bool = False
     listed: bool = False
+    inside: str = ""
     magic: bytes = field(default=b"", repr=False)
 
     def error(self, place: str, fault: str, remedy: str) -> WorkloadError:
@@ -131,6 +133,42 @@ def _open(path: Path, compression: str) -> IO[bytes]:
     return path.open("rb")
 
 
+class _Unzstd(io.RawIOBase):
+    """The bytes of a zstd file; unlike zstandard's reader, one that is cut off raises EOFError."""
+
+    def __init__(self, packed: IO[bytes]) -> None:
+        self.packed, self.frame, self.rest = packed, self._next_frame(), b""
+
+    @staticmethod
+    def _next_frame() -> Any:
+        import zstandard
+
+        return zstandard.ZstdDecompressor().decompressobj()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self.rest:
+            if self.frame.eof:
+                packed = self.frame.unused_data or self.packed.read(HEAD_BYTES)
+                if not packed:
+                    return 0
+                self.frame = self._next_frame()
+            else:
+                packed = self.packed.read(HEAD_BYTES)
+                if not packed:
+                    raise EOFError("the last zstd frame is not complete")
+            self.rest = self.frame.decompress(packed)
+        n = min(len(buffer), len(self.rest))
+        buffer[:n], self.rest = self.rest[:n], self.rest[n:]
+        return n
+
+    def close(self) -> None:
+        self.packed.close()
+        super().close()
+
+
 def inspect(path: str | Path, name: str | None = None) -> Source:
     """A Source for the file. Raises WorkloadError when it is missing, empty or unreadable."""
     path = Path(path)
@@ -149,6 +187,8 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
     if raw.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return _with(source, shape="zip")
     encoding = _encoding(raw)
+    if encoding == "utf-8" and _decode_head(raw, encoding) is None and _looks_like_text(raw):
+        encoding = "cp1252"  # what old spreadsheets on Windows write
     head = _decode_head(raw, encoding)
     if head is None:
         return _with(source, shape="binary", magic=raw[:64])
@@ -207,6 +247,12 @@ def _encoding(raw: bytes) -> str:
     return "utf-8"
 
 
+def _looks_like_text(raw: bytes) -> bool:
+    """Whether bytes that are no UTF-8 could still be text of an 8-bit encoding."""
+    control = sum(b < 32 and b not in b"\t\r\n\f\x1b" for b in raw[:4096])
+    return control == 0 and b"\n" in raw and raw.isascii() is False
+
+
 def _decode_head(raw: bytes, encoding: str) -> str | None:
     """The text of the head (a character that the cut splits is left out), or None: no text."""
     try:
@@ -214,7 +260,10 @@ def _decode_head(raw: bytes, encoding: str) -> str | None:
     except UnicodeDecodeError as e:
         if e.start < len(raw) - 4:
             return None
-        text = raw[: e.start].decode(encoding)
+        try:
+            text = raw[: e.start].decode(encoding)
+        except UnicodeDecodeError:
+            return None
     return None if "\x00" in text else text
 
 
@@ -276,7 +325,7 @@ def _json(source: Source) -> Source | None:
             value, end = _decode(text, start)
         except json.JSONDecodeError as e2:
             raise _bad_json(source, text, e2) from e2
-    columns = tuple(str(k) for k in value) if isinstance(value, dict) else ()
+    columns = tuple(nested_names(value)) if isinstance(value, dict) else ()
     line = "\n" not in text[start:end].strip() and not listed
     if line and columns:
         columns = tuple(dict.fromkeys((*columns, *_later_keys(text[end:]))))
@@ -293,7 +342,24 @@ def _later_keys(rest: str) -> Iterator[str]:
         except orjson.JSONDecodeError:
             continue  # blank, or cut off by the end of the head; reading the rows says if damaged
         if isinstance(value, dict):
-            yield from value
+            yield from nested_names(value)
+
+
+def nested_names(record: dict[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:
+    """The keys of a record, those of nested objects with dots."""
+    for key, value in record.items():
+        yield f"{prefix}{key}"
+        if isinstance(value, dict) and depth > 1:
+            yield from nested_names(value, f"{prefix}{key}.", depth - 1)
+
+
+def nested_value(record: dict[str, Any], name: str) -> Any:
+    """The value behind a key or a dotted name; None where it is missing."""
+    if name in record or "." not in name:
+        return record.get(name)
+    head, _, rest = name.partition(".")
+    inner = record.get(head)
+    return nested_value(inner, rest) if isinstance(inner, dict) else None
 
 
 _DECODER = json.JSONDecoder()
@@ -302,7 +368,10 @@ _DECODER = json.JSONDecoder()
 def _decode(text: str, start: int) -> tuple[Any, int]:
     while start < len(text) and text[start] in " \t\r\n":
         start += 1
-    return _DECODER.raw_decode(text, start)
+    try:
+        return _DECODER.raw_decode(text, start)
+    except RecursionError:
+        raise json.JSONDecodeError("it is nested too deeply", text, start) from None
 
 
 def _bad_json(source: Source, text: str, e: json.JSONDecodeError) -> WorkloadError:
@@ -370,18 +439,23 @@ def _document_records(source: Source) -> Iterator[tuple[str, Any]]:
                 )
             return
         try:
-            value, at = _DECODER.raw_decode(text, at)
+            value, at = _decode(text, at)
         except json.JSONDecodeError as e:
             raise _bad_json(source, text, e) from e
         number += 1
-        yield f"record {number}", value
+        if source.inside and isinstance(value, dict):
+            for i, one in enumerate(value.get(source.inside) or [], 1):
+                yield f"{source.inside} {i}", one
+        else:
+            yield f"record {number}", value
 
 
 def utf8_copy(source: Source) -> tempfile._TemporaryFileWrapper[bytes]:
     """The text of the file in UTF-8 in a temporary file, for readers that take nothing else."""
     out = tempfile.NamedTemporaryFile(suffix=".csv")  # noqa: SIM115 - the caller holds it
+    old_mac = "\r" in source.head and "\n" not in source.head
     with source.open_text() as f, reading(source):
         while chunk := f.read(1 << 20):
-            out.write(chunk.encode())
+            out.write((chunk.replace("\r", "\n") if old_mac else chunk).encode())
     out.flush()
     return out

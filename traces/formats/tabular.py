@@ -8,17 +8,19 @@ numbers. What polars cannot read strictly is read again record by record, to nam
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
-from polars.exceptions import PolarsError
+from polars.exceptions import PanicException, PolarsError
 
 from traces.errors import WorkloadError
 from traces.formats import times
-from traces.formats.source import Source, reading, records, utf8_copy
+from traces.formats.source import Source, nested_value, reading, records, utf8_copy
 from traces.formats.times import TimePlan
 
 SAMPLE_ROWS = 1_000
@@ -62,17 +64,25 @@ def load(
 
 
 def _scan_csv(source: Source) -> pl.LazyFrame:
-    path: Any = source.path
-    if source.encoding not in ("utf-8", "utf-8-sig"):
+    old_mac = "\r" in source.head and "\n" not in source.head
+    if source.encoding not in ("utf-8", "utf-8-sig") or old_mac:
         with utf8_copy(source) as copy, reading(source):
-            return pl.read_csv(copy.name, separator=source.delimiter, infer_schema=False).lazy()
+            return _csv(copy.name, source).collect().lazy()
+    return _csv(source.path, source)
+
+
+def _csv(path: str | Path, source: Source) -> pl.LazyFrame:
     return pl.scan_csv(
         path, separator=source.delimiter, infer_schema=False, with_column_names=_strip_names
     )
 
 
 def _strip_names(names: list[str]) -> list[str]:
-    return [n.strip().strip("\ufeff") for n in names]
+    """Column names without blanks around them; a repeated name is marked, as polars marks it."""
+    out: list[str] = []
+    for n in (n.strip().strip("\ufeff") for n in names):
+        out.append(n if n not in out else f"{n}_duplicated_{out.count(n)}")
+    return out
 
 
 def _scan_json(
@@ -82,10 +92,15 @@ def _scan_json(
     wanted = {c: _json_type(source.first.get(c), kinds[r]) for r, c in columns.items()}
     if any(kinds[r] == IDS and source.first.get(c) is None for r, c in columns.items()):
         wanted |= {c: pl.List(pl.UInt64) for r, c in columns.items() if kinds[r] == IDS}
-    if source.lines and source.encoding == "utf-8":
+    dotted = any(c not in source.first and "." in c for c in columns.values())
+    odd_ids = any(
+        kinds[r] == IDS and not isinstance(source.first.get(c), list | str | None)
+        for r, c in columns.items()
+    )
+    if source.lines and source.encoding == "utf-8" and not dotted and not odd_ids:
         try:
             return pl.scan_ndjson(source.path, schema=wanted).collect(engine="streaming").lazy()
-        except (PolarsError, OSError):
+        except (PolarsError, OSError, PanicException):
             pass  # the slow way below reads what is odd and names what is wrong
     return _json_as_text(source, columns, kinds)
 
@@ -117,7 +132,7 @@ def _json_as_text(
                 "Give one JSON object a request.",
             )
         for c, out in cells.items():
-            value = record.get(c)
+            value = nested_value(record, c)
             out.append(_id_list(source, place, c, value) if c in ids else _as_text(value))
     types = {c: pl.List(pl.UInt64) if c in ids else pl.String for c in cells}
     return pl.DataFrame(cells, schema=types).lazy()
@@ -135,17 +150,22 @@ def _kind_of(value: Any) -> str:
     )
 
 
-def _id_list(source: Source, place: str, column: str, value: Any) -> list[int]:
+def _id_list(source: Source, place: str, column: str, value: Any) -> list[int] | None:
     """Ids as unsigned 64-bit numbers; text ids (and "1|2|3") are hashed or split."""
     if value is None:
-        return []
+        return None
     if isinstance(value, str):
-        value = [v for v in value.strip("[]").replace("|", ",").split(",") if v.strip()]
+        return split_ids(value)
     if not isinstance(value, list):
         raise source.error(
             f"{place}, {column}", f"{value!r} is not a list of ids", "Give a list, or 1|2|3."
         )
     return [id_number(v) for v in value]
+
+
+def split_ids(text: str) -> list[int]:
+    """Ids written as "1|2|3", "[1, 2, 3]" or "1 2 3"."""
+    return [id_number(v) for v in re.split(r"[|,;\s]+", text.strip("[] \t")) if v]
 
 
 def id_number(value: Any) -> int:
@@ -167,12 +187,15 @@ def _collect(
 ) -> tuple[pl.DataFrame, TimePlan | None]:
     """Numbers where they parse at once; `role?` columns mark cells that held something else."""
     try:
+        comma = source.shape == "csv" and source.delimiter == ";"
         schema = picked.collect_schema()
         sample = picked.head(SAMPLE_ROWS).collect()
         plan = _plan(source, sample, columns, kinds, time_unit)
         exprs: list[pl.Expr] = []
         for role in columns:
-            exprs += _convert(role, schema[role], kinds[role], plan, sample, thorough=False)
+            exprs += _convert(
+                role, schema[role], kinds[role], plan, sample, comma, thorough=False
+            )
         blank = pl.all_horizontal(pl.all().is_null())
         frame = picked.filter(~blank).select(exprs).collect(engine="streaming")
         doubtful = [r for r in columns if f"{r}?" in frame.columns and frame[f"{r}?"].any()]
@@ -180,14 +203,14 @@ def _collect(
             again = [
                 e
                 for r in columns
-                for e in _convert(r, schema[r], kinds[r], plan, sample, thorough=True)
+                for e in _convert(r, schema[r], kinds[r], plan, sample, comma, thorough=True)
             ]
             frame = picked.filter(~blank).select(again).collect(engine="streaming")
             for role in doubtful:
                 _raise_first_bad(
                     source, picked.filter(~blank), frame, role, columns[role], kinds[role]
                 )
-    except (PolarsError, OSError, pl.exceptions.PanicException) as e:
+    except (PolarsError, OSError, PanicException) as e:
         raise _table_error(source, e) from e
     return frame.select(list(columns)), plan
 
@@ -233,6 +256,7 @@ def _convert(
     kind: str,
     plan: TimePlan | None,
     sample: pl.DataFrame,
+    decimal_comma: bool,
     *,
     thorough: bool,
 ) -> list[pl.Expr]:
@@ -253,7 +277,7 @@ def _convert(
     if dtype == pl.String:
         text = column.str.strip_chars()
         if thorough:
-            text = text.str.strip_chars("\"'").str.replace_all(r"(\d),(\d{3})", "${1}${2}")
+            text = _plain_number(text.str.strip_chars("\"'"), decimal_comma)
         target = (
             pl.Int64
             if not thorough and (kind != TIME or (plan and plan.integers))
@@ -271,21 +295,35 @@ def _convert(
     return [out.alias(role), (column.is_not_null()).alias(f"{role}?")]
 
 
+def _plain_number(text: pl.Expr, decimal_comma: bool) -> pl.Expr:
+    """Numbers without thousands separators, with a point before the decimals."""
+    if decimal_comma:
+        both = text.str.contains(r"\..*,")
+        return (
+            pl.when(both)
+            .then(text.str.replace_all(".", "", literal=True))
+            .otherwise(text)
+            .str.replace(",", ".", literal=True)
+        )
+    grouped = text.str.contains(r"^[+-]?\d{1,3}(,\d{3})+(\.\d*)?$")
+    return pl.when(grouped).then(text.str.replace_all(",", "", literal=True)).otherwise(text)
+
+
 def _given(column: pl.Expr) -> pl.Expr:
     low = column.str.strip_chars().str.to_lowercase()
     return column.is_not_null() & ~low.is_in(["", "null", "none", "n/a", "na", "-", "nan"])
 
 
 def _ids(column: pl.Expr, dtype: Any) -> pl.Expr:
+    """Lists of unsigned ids from text, lists of text, or lists of numbers (negative ones wrap)."""
     if dtype == pl.String:
-        parts = column.str.strip_chars("[] ").str.replace_all(r"[|;\s]+", ",").str.split(",")
-        return parts.list.eval(
-            pl.element().filter(pl.element() != "").cast(pl.UInt64, strict=True)
-        )
+        return column.map_elements(split_ids, return_dtype=pl.List(pl.UInt64))
     if isinstance(dtype, pl.List) and dtype.inner == pl.String:
         return column.map_elements(
             lambda ids: [id_number(v) for v in ids], return_dtype=pl.List(pl.UInt64)
         )
+    if isinstance(dtype, pl.List) and dtype.inner.is_signed_integer():
+        return column.list.eval(pl.element().cast(pl.Int64).reinterpret(signed=False))
     return column.cast(pl.List(pl.UInt64), strict=True)
 
 
@@ -323,6 +361,10 @@ def _table_error(source: Source, e: BaseException) -> WorkloadError:
     ):
         fault = f"the {source.compression or 'file'} data is damaged or cut off"
         return source.error("", fault, "Copy or download the file again.")
+    if source.shape == "csv" and "could not parse" in text:
+        return source.error(
+            "", "a quote is opened in it and never closed", "Close or remove the quote."
+        )
     if source.shape == "csv":
         place, fault = _ragged_row(source)
         if fault:
@@ -337,7 +379,6 @@ def _ragged_row(source: Source) -> tuple[str, str]:
     import csv
 
     width = len(source.columns)
-    csv.field_size_limit(64 << 20)
     try:
         with source.open_text() as f:
             for row, cells in enumerate(csv.reader(f, delimiter=source.delimiter)):

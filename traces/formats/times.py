@@ -172,14 +172,14 @@ def relative_ns(ns: pl.Series, is_zoned: bool) -> tuple[np.ndarray, float]:
     """
     values, first = _since_first(ns)
     origin = first if is_zoned else first % SECONDS_PER_DAY_NS
-    return values / 1e9, origin / 1e9
+    return values / 1e9, origin / 10**9
 
 
 def relative_numbers(numbers: pl.Series, unit: str) -> tuple[np.ndarray, float]:
     """(seconds since the first row, the first row in seconds) from a column of numbers."""
     values, first = _since_first(numbers)
     if unit in ("ms", "us", "ns"):  # a division is exact where a product with 1e-3 is not
-        per_second = {"ms": 1e3, "us": 1e6, "ns": 1e9}[unit]
+        per_second = {"ms": 10**3, "us": 10**6, "ns": 10**9}[unit]
         return values / per_second, first / per_second
     return values * UNITS[unit], first * UNITS[unit]
 
