@@ -32,6 +32,7 @@ from traces.errors import SettingsError
 __all__ = [
     "COPY_PATHS",
     "CostParams",
+    "allreduce_time_s",
     "copy_time_s",
     "decode_attention_time_s",
     "host_blocks",
@@ -84,6 +85,8 @@ class CostParams(NamedTuple):
     window_context_read_s: float
     allreduce_fixed_s: float
     allreduce_token_s: float
+    allreduce_small_token_s: float
+    allreduce_switch_s: float
     window_tokens: int
     block_size_tokens: int
     kv_block_bytes: int
@@ -183,8 +186,9 @@ def _linear_layers(
     peak = d.peak_fp8_flops if fp8 else d.peak_flops
     compute = d.linear_efficiency * (d.moe_linear_factor if m.is_moe else 1.0) * peak * tp
     read = d.weight_read_efficiency * d.memory_bytes_per_s * tp
-    latency, bus = d.allreduce_at(tp) if tp > 1 else (0.0, 1.0)
-    allreduces = 2 * m.num_layers if tp > 1 else 0
+    num_allreduces = 2 * m.num_layers if tp > 1 else 0  # after attention and after the MLP
+    link = d.allreduce_at(max(2, tp))
+    token_bytes = 2.0 * (tp - 1) / tp * m.hidden * 2.0  # that each GPU moves, 16 bits
     return {
         "step_overhead_s": d.step_overhead_s,
         "layers_overhead_s": m.num_layers
@@ -196,8 +200,10 @@ def _linear_layers(
         "knee": d.moe_knee if m.is_moe else d.knee,
         "head_row_s": 2.0 * m.head_params / (d.linear_efficiency * d.peak_flops * tp),
         "head_read_s": m.head_params * 2.0 / read,
-        "allreduce_fixed_s": allreduces * latency,
-        "allreduce_token_s": allreduces * 2.0 * (tp - 1) / tp * m.hidden * 2.0 / bus,
+        "allreduce_fixed_s": num_allreduces * link.latency_s,
+        "allreduce_token_s": num_allreduces * token_bytes / link.bytes_per_s,
+        "allreduce_small_token_s": num_allreduces * token_bytes / link.small_bytes_per_s,
+        "allreduce_switch_s": num_allreduces * link.switch_s,
     }
 
 
@@ -263,6 +269,15 @@ def linear_layers_time_s(p: CostParams, num_tokens: int) -> float:
 
 
 @njit(cache=True)
+def allreduce_time_s(p: CostParams, num_tokens: int) -> float:
+    """All-reduces of a step; 0 on one GPU."""
+    small = p.allreduce_small_token_s * num_tokens
+    return p.allreduce_fixed_s + min(
+        small, p.allreduce_switch_s + p.allreduce_token_s * num_tokens
+    )
+
+
+@njit(cache=True)
 def decode_attention_time_s(
     p: CostParams, ctx_tokens: float, window_ctx_tokens: float
 ) -> float:
@@ -319,7 +334,7 @@ def step_time_s(
     if num_tokens == 0:
         return 0.0
     t = p.step_overhead_s + linear_layers_time_s(p, num_tokens)
-    t += p.allreduce_fixed_s + p.allreduce_token_s * num_tokens
+    t += allreduce_time_s(p, num_tokens)
     if num_logit_rows > 0:
         t += max(p.head_row_s * num_logit_rows, p.head_read_s)
     if num_decode > 0:

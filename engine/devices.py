@@ -17,12 +17,27 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from traces.errors import SettingsError
 
 DATA_DIR = Path(__file__).parent / "data" / "devices"
 _MAX_BASES = 8  # longest chain of `base`; more is a circle
+
+
+class AllReduce(NamedTuple):
+    """Time of one all-reduce of S bytes over tp GPUs, v = 2 (tp - 1) / tp * S moved by each:
+    latency_s + min(v / small_bytes_per_s, switch_s + v / bytes_per_s).
+
+    Without a direct link between the GPUs small messages go another, slower way (NCCL's
+    low-latency protocol over host memory); with one, small_bytes_per_s = bytes_per_s, switch_s 0.
+    """
+
+    tp: int
+    latency_s: float
+    bytes_per_s: float
+    small_bytes_per_s: float
+    switch_s: float
 
 
 @dataclass(frozen=True)
@@ -37,7 +52,7 @@ class DeviceSpec:
     per layer; prefill_attention_efficiency of peak_flops for the products, prefill_io_efficiency of
     memory_bytes_per_s for reading queries, keys and values and writing the output, and
     prefill_overhead_s per layer of a step that prefills. step_overhead_s: host time of a step that the device does not hide.
-    allreduce: (tp, latency s, bus bytes/s), ascending tp.
+    allreduce: one AllReduce a tp, ascending.
     link_in/out_bytes_per_s: large copies from / to the host, one way; contention_in/out: what is
     left of each while the other direction is busy. *_copy_s: fixed time of each copy on that copy
     path; transfer_overhead_s: of each transfer.
@@ -62,7 +77,7 @@ class DeviceSpec:
     prefill_io_efficiency: float
     prefill_overhead_s: float
     step_overhead_s: float
-    allreduce: tuple[tuple[int, float, float], ...]
+    allreduce: tuple[AllReduce, ...]
     link_in_bytes_per_s: float
     link_out_bytes_per_s: float
     contention_in: float
@@ -73,10 +88,9 @@ class DeviceSpec:
     transfer_overhead_s: float
     sources: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
 
-    def allreduce_at(self, tp: int) -> tuple[float, float]:
-        """(latency s, bus bytes/s) of an all-reduce over `tp` GPUs: the nearest tp that is known."""
-        _, latency, bus = min(self.allreduce, key=lambda row: abs(math.log2(row[0] / tp)))
-        return latency, bus
+    def allreduce_at(self, tp: int) -> AllReduce:
+        """The all-reduce over `tp` GPUs: that of the nearest tp that is known."""
+        return min(self.allreduce, key=lambda row: abs(math.log2(row.tp / tp)))
 
 
 VALUE_NAMES = tuple(f.name for f in fields(DeviceSpec) if f.name not in ("name", "sources"))
@@ -181,18 +195,31 @@ def _with_bases(document: dict[str, Any], path: Path) -> list[dict[str, Any]]:
 def _check(key: str, value: Any, file: str) -> Any:
     """The value with its type, or SettingsError."""
     if key == "allreduce":
-        try:
-            rows = tuple(sorted((int(tp), float(lat), float(bus)) for tp, lat, bus in value))
-        except (TypeError, ValueError) as e:
-            raise SettingsError(
-                f"{file}, allreduce: {value!r} is not a list of [tp, seconds, bytes per second]."
-            ) from e
-        if not rows or any(tp < 2 or lat < 0 or bus <= 0 for tp, lat, bus in rows):
-            raise SettingsError(
-                f"{file}, allreduce: {value!r} needs at least one [tp >= 2, seconds >= 0, bytes per second > 0]."
-            )
-        return rows
+        return _check_allreduce(value, file)
     return check_number(key, value, file)
+
+
+def _check_allreduce(value: Any, file: str) -> tuple[AllReduce, ...]:
+    """Rows [tp, latency s, bytes/s] or [tp, latency s, bytes/s, small bytes/s, switch s]."""
+    fault = f"{file}, allreduce: {value!r} is not a list of [tp, seconds, bytes per second] or of those with [..., small bytes per second, switch seconds]."
+    try:
+        numbers = [[float(x) for x in row] for row in value]
+    except (TypeError, ValueError) as e:
+        raise SettingsError(fault) from e
+    if not all(len(row) in (3, 5) for row in numbers):
+        raise SettingsError(fault)
+    rows = sorted(AllReduce(int(r[0]), r[1], r[2], *(r[3:] or (r[2], 0.0))) for r in numbers)
+    ok = all(
+        r.tp >= 2
+        and min(r.latency_s, r.switch_s) >= 0
+        and min(r.bytes_per_s, r.small_bytes_per_s) > 0
+        for r in rows
+    )
+    if not rows or not ok:
+        raise SettingsError(
+            f"{file}, allreduce: {value!r} needs at least one row with tp >= 2, times >= 0 and rates > 0."
+        )
+    return tuple(rows)
 
 
 def check_number(key: str, value: Any, place: str) -> float:

@@ -70,7 +70,7 @@ def test_an_unknown_device_lists_the_presets():
 def test_the_nearest_tp_gives_the_all_reduce():
     d = load_device("l40s")
 
-    assert [d.allreduce_at(tp)[1] / 1e9 for tp in (2, 4, 8, 16)] == [20, 5.5, 1.3, 1.3]
+    assert [d.allreduce_at(tp).bytes_per_s / 1e9 for tp in (2, 4, 8, 16)] == [20, 5.5, 1.3, 1.3]
 
 
 def write_device(path, values, **rest):
@@ -96,7 +96,8 @@ def test_a_device_file_changes_what_it_names_and_keeps_its_base(tmp_path):
         ({"knee": [0.5, "x"]}, {"base": "h200"}, "mine.json, knee: 0.5 is out of range. It must be 1 or more"),
         ({"linear_efficiency": [1.5, "x"]}, {"base": "h200"}, "linear_efficiency: 1.5 is out of range. It must be between 0 and 1"),
         ({"peak_flops": ["fast", "x"]}, {"base": "h200"}, "peak_flops: 'fast' is out of range"),
-        ({"allreduce": [[], "x"]}, {"base": "h200"}, "allreduce: [] needs at least one"),
+        ({"allreduce": [[], "x"]}, {"base": "h200"}, "allreduce: [] needs at least one row"),
+        ({"allreduce": [[[2, 1e-6]], "x"]}, {"base": "h200"}, "allreduce: [[2, 1e-06]] is not a list of"),
         ({"knee": [2.0, "x"]}, {"base": "h900"}, "mine.json, base: 'h900' is not a preset"),
         ({"knee": [2.0, "x"]}, {}, "mine.json: values are missing: peak_flops"),
     ],
