@@ -12,15 +12,9 @@ from typing import Any
 
 from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
 from traces.formats import formats
+from traces.formats.figures import aside_reasons, dropped, figures, nothing_left, prefix_figures
 from traces.formats.generic import NoArrivalsError, has_needed, shape_name
-from traces.formats.raw import (
-    ReadOptions,
-    aside_reasons,
-    dropped,
-    figures,
-    nothing_left,
-    prefix_figures,
-)
+from traces.formats.raw import ReadOptions
 from traces.formats.refusals import recognise
 from traces.formats.source import Source, inspect
 from traces.open import is_recording, read_raw

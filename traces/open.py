@@ -15,7 +15,8 @@ import polars as pl
 
 from traces.errors import NotAWorkloadError, WorkloadError
 from traces.formats import formats
-from traces.formats.raw import RawTrace, ReadOptions, mix_ids, to_workload
+from traces.formats.build import to_workload
+from traces.formats.raw import RawTrace, ReadOptions
 from traces.formats.source import Source, inspect
 from traces.formats.times import UNITS
 from traces.workload import Workload
@@ -191,4 +192,4 @@ def join(raws: Sequence[RawTrace], names: Sequence[str], stagger_s: float) -> Ra
     )
 
 
-__all__ = ["is_recording", "join", "mix_ids", "open_any", "open_workload", "read_raw"]
+__all__ = ["is_recording", "join", "open_any", "open_workload", "read_raw"]

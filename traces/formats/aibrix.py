@@ -6,8 +6,9 @@ prompt_length, output_length). Source: github.com/vllm-project/aibrix, benchmark
 
 from __future__ import annotations
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 
 _PROMPT, _OUTPUT = ("Prompt Length", "prompt_length"), ("Output Length", "output_length")
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 
 _PROMPT = ("input_sequence_length", "usage_prompt_tokens")
 _OUTPUT = ("output_sequence_length", "usage_completion_tokens")

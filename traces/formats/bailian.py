@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from traces.formats.cells import INTEGER
 from traces.formats.columns import KINDS
 from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
 from traces.formats.source import Source
-from traces.formats.tabular import INTEGER, load
+from traces.formats.tabular import load
 
 BLOCK_TOKENS = 16
 _COLUMNS = {

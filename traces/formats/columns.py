@@ -9,8 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 
 from traces.errors import WorkloadError
+from traces.formats.cells import COUNT, IDS, INTEGER, NUMBER, TEXT, TIME
 from traces.formats.source import Source
-from traces.formats.tabular import COUNT, IDS, INTEGER, NUMBER, TEXT, TIME
 
 KINDS: Mapping[str, str] = {
     "request_id": TEXT,

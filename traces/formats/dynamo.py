@@ -11,9 +11,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from traces.formats.cells import id_number
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
-from traces.formats.tabular import id_number
+from traces.formats.source import Source
 
 _SCHEMA = "dynamo.request.trace"
 

@@ -14,8 +14,10 @@ import polars as pl
 
 from traces.errors import NotAWorkloadError
 from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
-from traces.formats.raw import Format, RawTrace, ReadOptions, figures, raw_from_table
-from traces.formats.source import Source, nested_names
+from traces.formats.figures import figures
+from traces.formats.json_records import nested_names
+from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
+from traces.formats.source import Source
 from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
 

@@ -12,8 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 
 _LISTS = {"successful": None, "errored": "failed", "incomplete": "incomplete"}
 

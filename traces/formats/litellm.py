@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import polars as pl
 
+from traces.formats.cells import TEXT
 from traces.formats.columns import KINDS
 from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
 from traces.formats.source import Source
-from traces.formats.tabular import TEXT, load
+from traces.formats.tabular import load
 
 _NEEDED = {
     "arrival_s": "startTime",

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import hashlib
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 
 CHARS_PER_TOKEN = 4  # the rule of thumb for English text with common tokenizers
 BLOCK_TOKENS = 16

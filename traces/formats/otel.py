@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 from traces.formats.times import TEXT_UNIT
 
 _PROMPT = (

@@ -12,8 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, inspect, records
+from traces.formats.source import Source, inspect
 
 SEGMENTS = ("sys_prompt", "passages_ids", "history", "web_search", "user_input")
 _MAX_MAP_BYTES = 256 << 20

@@ -13,8 +13,9 @@ from typing import Any
 
 import orjson
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 from traces.formats.times import TEXT_UNIT
 
 

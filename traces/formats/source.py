@@ -7,28 +7,22 @@ Nothing is unpickled or executed, and no more than the head is read until somebo
 from __future__ import annotations
 
 import csv
-import gzip
 import io
-import json
 import os
 import tempfile
-import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import IO, Any
 
 from traces.errors import NotAWorkloadError, WorkloadError
+from traces.formats.packed import is_damage, open_packed
 
 HEAD_BYTES = 65_536
 MAX_DOCUMENT_BYTES = 1 << 30  # one JSON document is parsed in memory: above this, JSON lines
-MAX_FIELD_CHARS = 64 << 20
-
 _MAGIC = (
     (b"\x1f\x8b", "gzip"),
     (b"\x28\xb5\x2f\xfd", "zstd"),
 )
-_REMEDY_TEXT = "Give a CSV, TSV, JSON, JSON lines or Parquet file, plain or as .gz or .zst."
 
 
 @dataclass(frozen=True)
@@ -73,7 +67,7 @@ class Source:
 
     def open_bytes(self) -> IO[bytes]:
         """The decompressed bytes. The caller closes it."""
-        return _open(self.path, self.compression)
+        return open_packed(self.path, self.compression)
 
     def open_text(self) -> IO[str]:
         """The decoded text with its line ends as they are. The caller closes it."""
@@ -109,64 +103,11 @@ class reading:
     def __exit__(self, kind: Any, e: BaseException | None, tb: Any) -> None:
         if e is None or isinstance(e, WorkloadError):
             return
-        if _is_damage(e):
+        if is_damage(e):
             fault = f"the {self.source.compression or 'file'} data is damaged or cut off"
             raise self.source.error("", fault, "Copy or download the file again.") from e
         if isinstance(e, UnicodeError):
             raise self.source.error("", "it is not text in UTF-8", "Save it as UTF-8.") from e
-
-
-def _is_damage(e: BaseException) -> bool:
-    return isinstance(e, EOFError | gzip.BadGzipFile | zlib.error) or "Zstd" in type(e).__name__
-
-
-def _open(path: Path, compression: str) -> IO[bytes]:
-    if compression == "gzip":
-        return gzip.open(path, "rb")  # type: ignore[return-value]
-    if compression == "zstd":
-        import zstandard
-
-        raw = path.open("rb")
-        return zstandard.ZstdDecompressor().stream_reader(
-            raw, read_across_frames=True, closefd=True
-        )
-    return path.open("rb")
-
-
-class _Unzstd(io.RawIOBase):
-    """The bytes of a zstd file; unlike zstandard's reader, one that is cut off raises EOFError."""
-
-    def __init__(self, packed: IO[bytes]) -> None:
-        self.packed, self.frame, self.rest = packed, self._next_frame(), b""
-
-    @staticmethod
-    def _next_frame() -> Any:
-        import zstandard
-
-        return zstandard.ZstdDecompressor().decompressobj()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any) -> int:
-        while not self.rest:
-            if self.frame.eof:
-                packed = self.frame.unused_data or self.packed.read(HEAD_BYTES)
-                if not packed:
-                    return 0
-                self.frame = self._next_frame()
-            else:
-                packed = self.packed.read(HEAD_BYTES)
-                if not packed:
-                    raise EOFError("the last zstd frame is not complete")
-            self.rest = self.frame.decompress(packed)
-        n = min(len(buffer), len(self.rest))
-        buffer[:n], self.rest = self.rest[:n], self.rest[n:]
-        return n
-
-    def close(self) -> None:
-        self.packed.close()
-        super().close()
 
 
 def inspect(path: str | Path, name: str | None = None) -> Source:
@@ -178,7 +119,7 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
     source = Source(path, name, compression=compression, magic=magic)
     with reading(source), source.open_bytes() as f:
         raw = _read_up_to(f, HEAD_BYTES)
-    if not raw.strip(b"\x00 \t\r\n"):
+    if not raw.strip(b"\x00 \t\r\n\xef\xbb\xbf\xff\xfe"):
         raise source.error(
             "", "the file holds nothing", "Check that the export or download finished."
         )
@@ -194,15 +135,15 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
         return _with(source, shape="binary", magic=raw[:64])
     source = _with(source, encoding=encoding, head=head)
     if head.lstrip()[:1] in ("{", "["):
-        found = _json(source)
+        from traces.formats.json_records import inspect_json  # it needs Source itself
+
+        found = inspect_json(source)
         if found is not None:
             return found
     return _csv(source)
 
 
 def _with(source: Source, **changes: Any) -> Source:
-    from dataclasses import replace
-
     return replace(source, **changes)
 
 
@@ -294,160 +235,6 @@ def _csv(source: Source) -> Source:
     cells = next(csv.reader([line], delimiter=delimiter), [])
     columns = tuple(c.strip().strip("\ufeff") for c in cells)
     return _with(source, shape="csv", delimiter=delimiter, columns=columns)
-
-
-def _json(source: Source) -> Source | None:
-    """The first record of a JSON document, JSON lines or JSON objects in a row; None: no JSON."""
-    text = source.head
-    start = len(text) - len(text.lstrip())
-    listed = text[start] == "["
-    if listed:
-        start += 1
-    whole = len(text.encode(source.encoding)) < HEAD_BYTES
-    try:
-        value, end = _decode(text, start)
-    except json.JSONDecodeError as e:
-        if (
-            whole
-            and not listed
-            and "\n" not in text.strip()
-            and not text.lstrip().startswith('{"')
-        ):
-            return None
-        if whole:
-            if listed and text[start:].strip() in ("]", ""):
-                raise source.error(
-                    "", "the list is empty", "Check the export and its filters."
-                ) from e
-            raise _bad_json(source, text, e) from e
-        text = source.text()
-        try:
-            value, end = _decode(text, start)
-        except json.JSONDecodeError as e2:
-            raise _bad_json(source, text, e2) from e2
-    columns = tuple(nested_names(value)) if isinstance(value, dict) else ()
-    line = "\n" not in text[start:end].strip() and not listed
-    if line and columns:
-        columns = tuple(dict.fromkeys((*columns, *_later_keys(text[end:]))))
-    return _with(source, shape="json", first=value, columns=columns, lines=line, listed=listed)
-
-
-def _later_keys(rest: str) -> Iterator[str]:
-    """Keys of the whole lines that the head still holds: optional keys may be absent at first."""
-    import orjson
-
-    for line in rest.splitlines()[:500]:
-        try:
-            value = orjson.loads(line)
-        except orjson.JSONDecodeError:
-            continue  # blank, or cut off by the end of the head; reading the rows says if damaged
-        if isinstance(value, dict):
-            yield from nested_names(value)
-
-
-def nested_names(record: dict[str, Any], prefix: str = "", depth: int = 3) -> Iterator[str]:
-    """The keys of a record, those of nested objects with dots."""
-    for key, value in record.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, dict) and depth > 1:
-            yield from nested_names(value, f"{prefix}{key}.", depth - 1)
-
-
-def nested_value(record: dict[str, Any], name: str) -> Any:
-    """The value behind a key or a dotted name; None where it is missing."""
-    if name in record or "." not in name:
-        return record.get(name)
-    head, _, rest = name.partition(".")
-    inner = record.get(head)
-    return nested_value(inner, rest) if isinstance(inner, dict) else None
-
-
-_DECODER = json.JSONDecoder()
-
-
-def _decode(text: str, start: int) -> tuple[Any, int]:
-    while start < len(text) and text[start] in " \t\r\n":
-        start += 1
-    try:
-        return _DECODER.raw_decode(text, start)
-    except RecursionError:
-        raise json.JSONDecodeError("it is nested too deeply", text, start) from None
-
-
-def _bad_json(source: Source, text: str, e: json.JSONDecodeError) -> WorkloadError:
-    at_end = e.pos >= len(text.rstrip()) - 1 or e.msg.startswith("Unterminated")
-    fault = "the JSON is cut off" if at_end else f"it is not valid JSON ({e.msg})"
-    return source.error(
-        f"line {e.lineno}", fault, "Copy or export it again, or correct that line."
-    )
-
-
-def records(source: Source) -> Iterator[tuple[str, Any]]:
-    """Each JSON record with its place ("line 3", "record 3"), in file order; blank lines skipped.
-
-    A list yields its elements. JSON objects one after another (also over several lines) yield one
-    each. Integers keep 64 bits. Raises WorkloadError with the line of the first fault.
-    """
-    if source.lines:
-        yield from _line_records(source)
-    else:
-        yield from _document_records(source)
-
-
-def _line_records(source: Source) -> Iterator[tuple[str, Any]]:
-    with source.open_text() as f, reading(source):
-        for number, line in enumerate(f, 1):
-            stripped = line.strip().lstrip("\ufeff")
-            if stripped:
-                yield f"line {number}", parse_line(source, stripped, number)
-
-
-def parse_line(source: Source, line: str, number: int) -> Any:
-    """The JSON value of one line. Raises WorkloadError naming the line."""
-    import orjson
-
-    try:
-        return orjson.loads(line)
-    except orjson.JSONDecodeError:
-        pass  # NaN, or integers beyond 64 bits: Python's parser takes them, the readers judge them
-    try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
-        cut = isinstance(e, json.JSONDecodeError) and (
-            e.pos >= len(line) - 1 or e.msg.startswith("Unterminated")
-        )
-        fault = "the line is cut off" if cut else f"the line is not valid JSON ({e})"
-        raise source.error(
-            f"line {number}", fault, "Copy or export the file again, or remove the line."
-        ) from e
-
-
-def _document_records(source: Source) -> Iterator[tuple[str, Any]]:
-    text = source.text()
-    number, at = 0, len(text) - len(text.lstrip())
-    if source.listed:
-        at += 1
-    while True:
-        while at < len(text) and text[at] in " \t\r\n,":
-            at += 1
-        if at >= len(text) or text[at] == "]":
-            if source.listed and at >= len(text):
-                raise source.error(
-                    f"record {number + 1}",
-                    "the JSON list is cut off",
-                    "Copy or export it again.",
-                )
-            return
-        try:
-            value, at = _decode(text, at)
-        except json.JSONDecodeError as e:
-            raise _bad_json(source, text, e) from e
-        number += 1
-        if source.inside and isinstance(value, dict):
-            for i, one in enumerate(value.get(source.inside) or [], 1):
-                yield f"{source.inside} {i}", one
-        else:
-            yield f"record {number}", value
 
 
 def utf8_copy(source: Source) -> tempfile._TemporaryFileWrapper[bytes]:

@@ -7,8 +7,6 @@ numbers. What polars cannot read strictly is read again record by record, to nam
 
 from __future__ import annotations
 
-import hashlib
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,15 +18,22 @@ from polars.exceptions import PanicException, PolarsError
 
 from traces.errors import WorkloadError
 from traces.formats import times
-from traces.formats.source import Source, nested_value, reading, records, utf8_copy
+from traces.formats.cells import (
+    COUNT,
+    IDS,
+    INTEGER,
+    NUMBER,
+    TIME,
+    convert,
+    id_list,
+    shown,
+    whole_numbers,
+)
+from traces.formats.json_records import nested_value, records
+from traces.formats.source import Source, reading, utf8_copy
 from traces.formats.times import TimePlan
 
 SAMPLE_ROWS = 1_000
-# Counts above this are no counts; they also would not fit what follows.
-MAX_COUNT = 2**62
-_U64 = 2**64
-
-TIME, COUNT, INTEGER, TEXT, IDS, NUMBER = "time", "count", "integer", "text", "ids", "number"
 
 
 @dataclass(frozen=True)
@@ -133,7 +138,7 @@ def _json_as_text(
             )
         for c, out in cells.items():
             value = nested_value(record, c)
-            out.append(_id_list(source, place, c, value) if c in ids else _as_text(value))
+            out.append(id_list(source, place, c, value) if c in ids else _as_text(value))
     types = {c: pl.List(pl.UInt64) if c in ids else pl.String for c in cells}
     return pl.DataFrame(cells, schema=types).lazy()
 
@@ -148,34 +153,6 @@ def _kind_of(value: Any) -> str:
     return {list: "list", str: "text", int: "number", float: "number"}.get(
         type(value), type(value).__name__
     )
-
-
-def _id_list(source: Source, place: str, column: str, value: Any) -> list[int] | None:
-    """Ids as unsigned 64-bit numbers; text ids (and "1|2|3") are hashed or split."""
-    if value is None:
-        return None
-    if isinstance(value, str):
-        return split_ids(value)
-    if not isinstance(value, list):
-        raise source.error(
-            f"{place}, {column}", f"{value!r} is not a list of ids", "Give a list, or 1|2|3."
-        )
-    return [id_number(v) for v in value]
-
-
-def split_ids(text: str) -> list[int]:
-    """Ids written as "1|2|3", "[1, 2, 3]" or "1 2 3"."""
-    return [id_number(v) for v in re.split(r"[|,;\s]+", text.strip("[] \t")) if v]
-
-
-def id_number(value: Any) -> int:
-    """An id as an unsigned 64-bit number: itself, wrapped if negative; text is hashed."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return value % _U64
-    text = str(value).strip()
-    if text.lstrip("-").isdigit():
-        return int(text) % _U64
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
 
 
 def _collect(
@@ -193,7 +170,7 @@ def _collect(
         plan = _plan(source, sample, columns, kinds, time_unit)
         exprs: list[pl.Expr] = []
         for role in columns:
-            exprs += _convert(
+            exprs += convert(
                 role, schema[role], kinds[role], plan, sample, comma, thorough=False
             )
         blank = pl.all_horizontal(pl.all().is_null())
@@ -203,7 +180,7 @@ def _collect(
             again = [
                 e
                 for r in columns
-                for e in _convert(r, schema[r], kinds[r], plan, sample, comma, thorough=True)
+                for e in convert(r, schema[r], kinds[r], plan, sample, comma, thorough=True)
             ]
             frame = picked.filter(~blank).select(again).collect(engine="streaming")
             for role in doubtful:
@@ -250,83 +227,6 @@ def _whole(column: pl.Series) -> bool:
     return text.cast(pl.Int64, strict=False).null_count() == 0
 
 
-def _convert(
-    role: str,
-    dtype: Any,
-    kind: str,
-    plan: TimePlan | None,
-    sample: pl.DataFrame,
-    decimal_comma: bool,
-    *,
-    thorough: bool,
-) -> list[pl.Expr]:
-    column = pl.col(role)
-    if kind == TEXT:
-        return [column.cast(pl.String).alias(role)]
-    if kind == IDS:
-        return [_ids(column, dtype).alias(role)]
-    if kind == TIME and plan is not None and plan.is_text:
-        if dtype.is_temporal():
-            return [column.cast(pl.Datetime("ns")).dt.epoch("ns").alias(role)]
-        forms = times.TEXT_FORMATS if thorough else plan.formats
-        clean = thorough or times.needs_cleaning(sample[role])
-        out = times.text_to_ns(
-            column, [*plan.formats, *forms] if thorough else forms, clean=clean
-        )
-        return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
-    if dtype == pl.String:
-        text = column.str.strip_chars()
-        if thorough:
-            text = _plain_number(text.str.strip_chars("\"'"), decimal_comma)
-        target = (
-            pl.Int64
-            if not thorough and (kind != TIME or (plan and plan.integers))
-            else pl.Float64
-        )
-        out = text.cast(target, strict=False)
-        if thorough and kind == TIME and plan and plan.integers:
-            out = text.cast(pl.Int64, strict=False)
-        return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
-    if dtype.is_numeric():
-        return [column.alias(role)]
-    if dtype == pl.Null:
-        return [column.cast(pl.Int64).alias(role)]
-    out = column.cast(pl.Float64, strict=False)
-    return [out.alias(role), (column.is_not_null()).alias(f"{role}?")]
-
-
-def _plain_number(text: pl.Expr, decimal_comma: bool) -> pl.Expr:
-    """Numbers without thousands separators, with a point before the decimals."""
-    if decimal_comma:
-        both = text.str.contains(r"\..*,")
-        return (
-            pl.when(both)
-            .then(text.str.replace_all(".", "", literal=True))
-            .otherwise(text)
-            .str.replace(",", ".", literal=True)
-        )
-    grouped = text.str.contains(r"^[+-]?\d{1,3}(,\d{3})+(\.\d*)?$")
-    return pl.when(grouped).then(text.str.replace_all(",", "", literal=True)).otherwise(text)
-
-
-def _given(column: pl.Expr) -> pl.Expr:
-    low = column.str.strip_chars().str.to_lowercase()
-    return column.is_not_null() & ~low.is_in(["", "null", "none", "n/a", "na", "-", "nan"])
-
-
-def _ids(column: pl.Expr, dtype: Any) -> pl.Expr:
-    """Lists of unsigned ids from text, lists of text, or lists of numbers (negative ones wrap)."""
-    if dtype == pl.String:
-        return column.map_elements(split_ids, return_dtype=pl.List(pl.UInt64))
-    if isinstance(dtype, pl.List) and dtype.inner == pl.String:
-        return column.map_elements(
-            lambda ids: [id_number(v) for v in ids], return_dtype=pl.List(pl.UInt64)
-        )
-    if isinstance(dtype, pl.List) and dtype.inner.is_signed_integer():
-        return column.list.eval(pl.element().cast(pl.Int64).reinterpret(signed=False))
-    return column.cast(pl.List(pl.UInt64), strict=True)
-
-
 def _raise_first_bad(
     source: Source, picked: pl.LazyFrame, frame: pl.DataFrame, role: str, column: str, kind: str
 ) -> None:
@@ -343,12 +243,6 @@ def _raise_first_bad(
         f"{shown(cell)} is not {what}",
         "Correct or remove that row, or map another column.",
     )
-
-
-def shown(value: Any) -> str:
-    """A value in quotes, cut where it is long, so that a message stays one sentence."""
-    text = str(value)
-    return repr(text if len(text) <= 60 else text[:57] + "...")
 
 
 def _table_error(source: Source, e: BaseException) -> WorkloadError:
@@ -416,26 +310,6 @@ def _finish(
             column = whole_numbers(source, column, columns[role])
         out.append(column.alias(role))
     return Loaded(pl.DataFrame(out), origin, plan)
-
-
-def whole_numbers(source: Source, column: pl.Series, name: str) -> pl.Series:
-    """Int64 from "21073.0" and the like. Raises WorkloadError for 1.5, inf and absurd sizes."""
-    if column.dtype.is_integer():
-        if column.dtype == pl.UInt64:
-            return column.cast(pl.Int64, strict=False).fill_null(MAX_COUNT)
-        return column.cast(pl.Int64)
-    if column.dtype == pl.Null:
-        return column.cast(pl.Int64)
-    column = column.cast(pl.Float64).fill_nan(None)
-    bad = ((column != column.round()) | (column.abs() > MAX_COUNT)).fill_null(False).arg_true()
-    if len(bad):
-        row = int(bad[0])
-        raise source.error(
-            f"row {row + 1}, column {name}",
-            f"{column[row]:g} is not a whole number of tokens",
-            "Map the right column, or correct the row.",
-        )
-    return column.cast(pl.Int64)
 
 
 def _times(

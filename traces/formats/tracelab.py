@@ -14,10 +14,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from traces.formats.cells import COUNT, INTEGER, NUMBER, TEXT
 from traces.formats.columns import KINDS
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows, mix_ids
-from traces.formats.source import Source, records
-from traces.formats.tabular import COUNT, INTEGER, NUMBER, TEXT, load
+from traces.formats.source import Source
+from traces.formats.tabular import load
 from traces.formats.times import TEXT_UNIT, UNITS
 
 # A plain pace of an unloaded server, only to place the rounds of a session one after another.

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows, mix_ids
-from traces.formats.source import Source, records
+from traces.formats.source import Source
 
 
 def sniff(source: Source) -> bool:
