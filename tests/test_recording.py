@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -532,3 +533,25 @@ def test_a_folder_may_have_characters_that_patterns_use(tmp_path: Path) -> None:
     rec = record(tmp_path / "run [a*?]", **make_two_requests())
 
     assert rec.steps.height == 4
+
+
+def test_random_damage_is_refused_or_harmless_but_never_another_error(tmp_path: Path) -> None:
+    root = write(tmp_path / "run", **make_two_requests(), rows_per_part=4)
+    files = sorted(p for p in root.rglob("*") if p.is_file())
+    rng = random.Random(7)
+    refused = 0
+
+    for _ in range(80):
+        path = rng.choice(files)
+        whole = path.read_bytes()
+        damaged = bytearray(whole)
+        for _ in range(rng.choice([1, 2, 8])):
+            damaged[rng.randrange(len(damaged))] = rng.randrange(256)
+        path.write_bytes(damaged[: rng.choice([len(damaged), rng.randrange(len(damaged))])])
+        try:
+            assert open_recording(root).requests.height == 2
+        except RecordingError:
+            refused += 1
+        path.write_bytes(whole)
+
+    assert refused > 40

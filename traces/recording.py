@@ -61,6 +61,13 @@ from traces.schema import (
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
 BATCH_ROWS = 131_072
+_DAMAGE = (
+    pa.ArrowException,
+    OSError,
+    UnicodeDecodeError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
 MAX_ROWS = 500_000_000  # a few kilobytes of Parquet can claim any number of rows
 
 
@@ -267,6 +274,15 @@ def _not_a_zip(path: Path) -> str:
     return f"the file is neither a folder nor a zip (it starts with {start!r})"
 
 
+def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
+    """The batch as a frame. Raises pa.ArrowInvalid for damage that only full validation finds.
+
+    Field metadata is left behind: it may be damaged too, and polars panics over that.
+    """
+    batch.validate(full=True)
+    return pl.DataFrame({name: pl.Series(name, batch.column(name)) for name in spec.names})
+
+
 class _Law(Protocol):
     def check(self, frame: pl.DataFrame, place: Place) -> None: ...
 
@@ -292,7 +308,7 @@ class _Reading:
         for part in found:
             try:
                 total += self._read_part(part, spec, law)
-            except (pa.ArrowException, OSError) as error:
+            except _DAMAGE as error:
                 if part is not found[-1] or self.closed is not None:
                     raise self._damaged(part, spec, error) from error
                 self.notes.append(
@@ -307,9 +323,12 @@ class _Reading:
     def _read_part(self, part: Path, spec: Table, law: _Law | None) -> int:
         """Check one part batch by batch; returns its rows."""
         place = Place(part.name, self.label, spec.name)
-        with pq.ParquetFile(part) as file:
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
             _check_same_run(_part_meta(file, place), self.meta, place)
             extra = check_columns(file.schema_arrow, spec, place)
+            pl.scan_parquet(
+                part, glob=False
+            ).collect_schema()  # tables are handed out by polars, which must agree
             note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
             if extra and note not in self.notes:
                 self.notes.append(note)
@@ -322,7 +341,7 @@ class _Reading:
                 )
             offset = 0
             for batch in file.iter_batches(BATCH_ROWS, columns=spec.names):
-                frame = pl.DataFrame(pl.from_arrow(batch))
+                frame = _to_polars(batch, spec)
                 here = Place(part.name, self.label, spec.name, offset)
                 check_values(frame, spec, here)
                 if law is not None:
@@ -330,7 +349,7 @@ class _Reading:
                 offset += frame.height
         return offset
 
-    def _damaged(self, part: Path, spec: Table, error: Exception) -> RecordingError:
+    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
         reason = (
             str(error).strip().splitlines()[0][:120]
             if str(error).strip()
@@ -414,13 +433,13 @@ def _open_folder(root: Path, label: str) -> Recording:
 
 def _first_meta(root: Path, label: str) -> Meta:
     """Metadata of the first part that can be read, its version checked. Raises RecordingError."""
-    last: Exception | None = None
+    last: BaseException | None = None
     for spec in TABLES:
         for part in list_parts(root, spec, label)[0]:
             try:
                 with pq.ParquetFile(part) as file:
                     return _part_meta(file, Place(part.name, label, spec.name))
-            except (pa.ArrowException, OSError) as error:
+            except _DAMAGE as error:
                 last = error
     fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
     raise RecordingError(

@@ -51,6 +51,7 @@ def write_part(root: Path, spec: Table, number: int, data: pa.Table, metadata: b
         temporary,
         compression="zstd",
         row_group_size=ROW_GROUP_ROWS,
+        write_page_checksum=True,
     )
     os.replace(temporary, final)
     return final
