@@ -7,17 +7,13 @@ import pytest
 
 from traces import samples
 from traces.errors import SettingsError
+from traces.lengths import Fixed, LogNormal, Mixture, Quantiles, Uniform
 from traces.synthetic import (
     Arrivals,
     ClosedLoop,
-    Fixed,
-    LogNormal,
-    Mixture,
-    Quantiles,
     SessionSpec,
     StreamSpec,
     SystemPrompts,
-    Uniform,
     percentiles,
     sessions,
     stream,

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from functools import cache
 
 from traces.errors import SettingsError
+from traces.lengths import Quantiles
 from traces.synthetic import (
     Arrivals,
-    Quantiles,
     SessionSpec,
     StreamSpec,
     SystemPrompts,
