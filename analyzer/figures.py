@@ -22,6 +22,7 @@ from analyzer.marks import Mark, draw, in_words, pen, values_of
 GAP_PX = 40  # between rows: room for the next row's title
 TOP_PX = 58  # legend, and the first row's title
 BOTTOM_PX = 48
+LEFT_PX = 50  # a label such as 12,000
 WHOLE_UNITS = ("blocks", "requests", "tokens")
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -223,22 +224,23 @@ def _add_readings(fig: go.Figure, row: Row, y_axis: str, axis: XAxis) -> None:
         mode="lines",
         name=readings.name,
         line={"width": 0, "color": "rgba(0,0,0,0)"},
-        hovertemplate=f"{' · '.join(said)}{unit}<extra></extra>",
+        hovertemplate=f"<b>{readings.name}</b>  {' · '.join(said)}{unit}<extra></extra>",
         showlegend=False,
     )
 
 
 def _y_axis(row: Row, domain: tuple[float, float], theme: Theme) -> dict[str, Any]:
+    """The row's y axis. Its margin is fixed: measuring labels would lay the picture out twice."""
     tops = [float(np.nanmax(v)) for mark in row.marks for v in values_of(mark) if len(v)]
-    decimals = row.unit not in WHOLE_UNITS and row.y_max is None and max(tops, default=10) < 10
+    top = row.y_max or max(tops, default=10)
+    decimals = row.unit not in WHOLE_UNITS and top < 10
     axis: dict[str, Any] = {
         "domain": list(domain),
         "anchor": "x",
         "fixedrange": True,
         "rangemode": "tozero",
-        "tickformat": ",~r" if decimals else ",d",
+        "tickformat": ",~r" if decimals else ".3~s" if top >= 100_000 else ",d",
         "nticks": 5 if row.height_px > 130 else 4,
-        "automargin": True,
         "gridcolor": theme.grid,
         "zeroline": True,
         "zerolinecolor": theme.grid,
@@ -320,7 +322,7 @@ def _lay_out(fig: go.Figure, inner_px: int, theme: Theme) -> None:
         plot_bgcolor=clear,
         font={"family": family, "color": theme.text, "size": 12},
         height=inner_px + TOP_PX + BOTTOM_PX,
-        margin={"l": 8, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        margin={"l": LEFT_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         hovermode="x unified",
         hoversubplots="axis",
         hoverdistance=60,

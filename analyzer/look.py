@@ -29,6 +29,8 @@ class Theme:
     swap: str
     ok: str
     grey: str
+    good_text: str
+    bad_text: str
 
     def side(self, side: Side | None) -> str:
         return {"A": self.a, "B": self.b}.get(side or "", self.grey)
@@ -56,6 +58,8 @@ LIGHT = Theme(
     swap="#CC79A7",
     ok="#009E73",
     grey="#8a8d96",
+    good_text="#00704f",
+    bad_text="#b04700",
 )
 DARK = Theme(
     template="plotly_dark",
@@ -69,6 +73,8 @@ DARK = Theme(
     swap="#E39AC4",
     ok="#2DC08D",
     grey="#9a9da6",
+    good_text="#2DC08D",
+    bad_text="#F28B5B",
 )
 
 

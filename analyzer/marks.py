@@ -90,7 +90,7 @@ def _draw_line(fig: go.Figure, mark: Line, y_axis: str, theme: Theme) -> None:
         mode="lines",
         name=mark.label,
         line=pen(mark.side, mark.look, theme, mark.role),
-        opacity=0.5 if mark.look == "faint" else 1.0,
+        opacity=0.4 if mark.look == "faint" else 1.0,
         **_SILENT,
     )
 

@@ -1,0 +1,223 @@
+"""The Compare page: the same requests under two settings, on one axis.
+
+It reads downward: choose, load, analyze, draw. The picture is drawn before the settings panel,
+because only the panel needs the engine.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import streamlit as st
+
+from analyzer.pages.parts import state
+from analyzer.pages.parts.frame import style
+from analyzer.pages.parts.job_panel import job_section
+from analyzer.pages.parts.jobs import Job, Progress
+from analyzer.pages.parts.messages import guarded, plain
+from analyzer.pages.parts.outcome import (
+    cards_section,
+    compared,
+    delta_section,
+    notes_section,
+    verdict_section,
+)
+from analyzer.pages.parts.replay import engine_choices, replay_both
+from analyzer.pages.parts.runs import PairRef, Run, load, sample_pairs
+from analyzer.pages.parts.settings_form import Choice, default_choice, settings_form
+from analyzer.pages.parts.sources import source_section
+from analyzer.pages.parts.state import TraceRef
+from analyzer.pages.parts.store import Store, default_root
+from analyzer.pages.parts.timeline import theme, timeline_section
+from analyzer.pages.parts.trace_panel import mapping_form, read_trace, recognised_section
+from traces import samples
+from traces.errors import NotAWorkloadError, WorkloadError
+from traces.workload import Workload
+
+
+def page() -> None:
+    """Draw the page."""
+    style(theme())
+    store = Store(default_root())
+    source = "sample"
+    with st.sidebar, guarded():
+        st.markdown("**KV Replay**")
+        source = source_section(store)
+    workload = _trace(store) if source == "trace" else None
+    with guarded():
+        job_section()
+    with guarded():
+        _result(store, source)
+    with st.sidebar, guarded():
+        _settings(store, source, workload)
+
+
+# ---- choose -----------------------------------------------------------------------------------
+
+
+def _trace(store: Store) -> Workload | None:
+    """The trace that was given, what was recognised in it, and its first replay."""
+    ref = state.trace()
+    if ref is None:
+        st.info(
+            "Give a request trace in the side bar: what a server was asked, one row a request. Until then the last result is shown.",
+            icon=":material/arrow_back:",
+        )
+        return None
+    workload = None
+    with guarded():
+        try:
+            workload = read_trace(ref, store)
+        except NotAWorkloadError:
+            raise
+        except WorkloadError:
+            mapping_form(ref, store)
+            raise
+    if workload is not None:
+        recognised_section(ref, workload, store)
+    return workload
+
+
+def _settings(store: Store, source: str, workload: Workload | None) -> None:
+    """The settings panel; starts a replay when Apply is pressed or there is nothing to show yet."""
+    if source == "recordings":
+        return
+    engine, models, devices = engine_choices()
+    name = (
+        str(st.session_state.get("sample") or samples.names()[0]) if source == "sample" else ""
+    )
+    defaults = {**engine, **_sample_settings(name)} if name else engine
+    st.subheader("Replay", anchor=False)
+    chosen = settings_form(defaults, models, devices, preset=name or "trace")
+    ref = TraceRef(f"sample:{name}") if name else state.trace()
+    if ref is None or (source == "trace" and workload is None):
+        return
+    is_new = st.session_state.get("replayed") != ref.key and (
+        source == "trace" or name not in sample_pairs()
+    )
+    if chosen is not None or is_new:
+        _start(ref, workload or samples.load(name), chosen or default_choice(defaults), store)
+
+
+def _sample_settings(name: str) -> dict[str, Any]:
+    about = samples.info(name)
+    return {"kv_tokens": about.pool_tokens, "model": about.model, "device": about.device}
+
+
+def _start(ref: TraceRef, workload: Workload, choice: Choice, store: Store) -> None:
+    st.session_state["replayed"] = ref.key
+    if (running := state.job()) is not None:
+        running.cancel()
+    job = Job(
+        lambda report, cancelled: replay_both(workload, choice, store, report, cancelled),
+        {"A": Progress(), "B": Progress()},
+    )
+    state.set_job(job.start())
+    st.rerun()
+
+
+# ---- load, analyze, draw ------------------------------------------------------------------------
+
+
+def _result(store: Store, source: str) -> None:
+    """The pair on the page: header, verdict, cards, timeline, figures."""
+    ref = state.shown_pair()
+    is_sample = ref is None
+    if ref is None:
+        ref = sample_pairs().get(str(st.session_state.get("sample") or samples.names()[0]))
+        if ref is None:
+            st.info(
+                "This sample is replayed first: see the panel on the left.",
+                icon=":material/hourglass_empty:",
+            )
+            return
+    a, b = load(ref.a, store), load(ref.b, store)
+    _header(a, b, ref, is_sample)
+    key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
+    found, cost = compared(key, a, b)
+    verdict_section(found)
+    cards_section(found, cost)
+    notes_section(found)
+    timeline_section(key, a, b)
+    st.subheader("All figures", anchor=False)
+    delta_section(found)
+    _about(a, b)
+
+
+def _header(a: Run, b: Run, ref: PairRef, is_sample: bool) -> None:
+    """Title, set-up in one line, and the button that exchanges the sides."""
+    with st.container(
+        horizontal=True,
+        horizontal_alignment="distribute",
+        vertical_alignment="center",
+        key="header",
+    ):
+        st.title(f"A {plain(a.mode)} against B {plain(b.mode)}", anchor=False, width="content")
+        st.button(
+            "⇄ Swap A and B", on_click=state.show_pair, args=(ref.swapped(),), key="swap_sides"
+        )
+    sample = (
+        "**Sample data** (to replay your own, choose *Trace* on the left) · "
+        if is_sample
+        else ""
+    )
+    st.caption(sample + plain(set_up(a, b)))
+
+
+def set_up(a: Run, b: Run) -> str:
+    """What a reader of a screenshot asks for: requests, lengths, pool, model, device, clock."""
+    meta, requests = b.meta, b.requests
+    parts = [
+        str(meta.workload.get("name") or b.recording.label),
+        f"{requests.height:,} requests",
+        f"prompt median {_median(requests['prompt_tokens'])}, output median {_median(requests['output_tokens'])} tokens",
+        _pools(a, b),
+    ]
+    for kind in ("model", "device"):
+        said = meta.get(kind) or meta.settings.get(kind)
+        name = said.get("name") if isinstance(said, dict) else said
+        if name:
+            parts.append(str(name))
+    clocks = {
+        side: "modelled" if run.is_simulated else "measured"
+        for side, run in (("A", a), ("B", b))
+    }
+    if clocks["A"] == clocks["B"]:
+        parts.append(f"both {'simulated, times modelled' if a.is_simulated else 'measured'}")
+    else:
+        parts.append(f"times of A {clocks['A']}, of B {clocks['B']}")
+    return " · ".join(parts)
+
+
+def _median(column: Any) -> str:
+    value = column.median()
+    return "—" if value is None else f"{value:,.0f}"
+
+
+def _pools(a: Run, b: Run) -> str:
+    pools = [run.recording.pool_blocks for run in (a, b)]
+    size = b.meta.block_size_tokens
+    tokens = f" of {size} tokens" if size else ""
+    return (
+        f"{pools[0]:,} blocks{tokens}"
+        if pools[0] == pools[1]
+        else f"{pools[0]:,} (A) and {pools[1]:,} (B) blocks{tokens}"
+    )
+
+
+def _about(a: Run, b: Run) -> None:
+    """Where the numbers come from."""
+    lines = []
+    if a.is_simulated or b.is_simulated:
+        lines.append(
+            "Times are modelled from the model's shape and the device's preset; decisions (who is admitted, preempted, "
+            "finished at which step) follow vLLM's V1 scheduler. vLLM V1 itself preempts by recompute only: a run with swap is simulated."
+        )
+    for side, run in (("A", a), ("B", b)):
+        version = run.meta.software.get("kv_replay", "")
+        lines.append(
+            f"{side}: {run.recording.label}, contract {run.meta.schema_version}, written by {run.meta.executor or 'an unknown engine'} {version}, "
+            f"workload {str(run.meta.workload_digest or 'unnamed')[:12]}, seed {run.meta.seed}."
+        )
+    for line in lines:
+        st.caption(plain(line))

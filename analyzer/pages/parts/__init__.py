@@ -1,0 +1,1 @@
+"""What pages share: storage of uploads, jobs, forms, sections. Nothing here is a page."""

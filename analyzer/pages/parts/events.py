@@ -1,0 +1,141 @@
+"""The preemptions in the shown range, as a table: who, why, what it cost, and whether the other
+run did the same."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import polars as pl
+import streamlit as st
+
+from analyzer.look import Side
+from analyzer.pages.parts.runs import Run
+from analyzer.pages.parts.view import Aligned, Alignment, steps_shown
+from analyzer.preemptions import preemptions
+
+MOST_ROWS = 5_000
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def _preemptions(ref: str, num_steps: int, _run: Run) -> pl.DataFrame:
+    return preemptions(_run.events, _run.steps)
+
+
+def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFrame, int]:
+    """Preemptions of both runs in the shown range, by time, at most MOST_ROWS; and how many there are."""
+    tables = {
+        side: _preemptions(run.ref, run.steps.height, run) for side, run in pair.runs.items()
+    }
+    victims = {side: t["request_id"].unique() for side, t in tables.items()}
+    other: dict[Side, Side] = {"A": "B", "B": "A"}
+    parts = []
+    for side, table in tables.items():
+        first, last = steps_shown(pair, side, shown)
+        also = pl.col("request_id").is_in(victims[other[side]].implode())
+        parts.append(
+            table.filter(pl.col("step").is_between(first, last)).with_columns(
+                run=pl.lit(side),
+                where=pl.when(also)
+                .then(pl.lit("in both runs"))
+                .otherwise(pl.lit(f"only in {side}")),
+            )
+        )
+    found = pl.concat(parts).sort("t_s", "run", maintain_order=True)
+    shown_rows = found.head(MOST_ROWS).select(
+        "run",
+        "step",
+        time="t_s",
+        victim="request_id",
+        why=pl.when(pl.col("cause_request_id") == pl.col("request_id"))
+        .then(pl.lit("its own need"))
+        .otherwise(pl.col("cause_request_id")),
+        free="free_blocks_before",
+        mode=pl.when(
+            pl.col("mode_asked").cast(pl.String) == pl.col("mode_used").cast(pl.String)
+        )
+        .then(pl.col("mode_used").cast(pl.String))
+        .otherwise(
+            pl.col("mode_used").cast(pl.String)
+            + " (asked: "
+            + pl.col("mode_asked").cast(pl.String)
+            + ")"
+        ),
+        blocks="blocks",
+        tokens="tokens",
+        again="recomputed_tokens",
+        cost=pl.col("direct_cost_s") * 1e3,
+        other=pl.col("other_mode_s") * 1e3,
+        away="away_s",
+        induced="induced_s",
+        nth="nth",
+        where="where",
+    )
+    return shown_rows, found.height
+
+
+def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> None:
+    """The table, or the good news that there is nothing to list."""
+    rows, total = events_table(pair, shown)
+    st.subheader("Preemptions in the shown range", anchor=False)
+    if not total:
+        st.info(_nothing(pair, shown), icon=":material/check_circle:")
+        return
+    st.dataframe(
+        rows,
+        hide_index=True,
+        height=min(360, 38 + 35 * rows.height),
+        column_config=_columns(),
+        alt="Preemptions in the shown range",
+    )
+    if total > rows.height:
+        st.caption(f"The first {rows.height:,} of {total:,}: zoom in to see the others.")
+
+
+def _nothing(pair: Aligned, shown: tuple[float, float]) -> str:
+    if shown != pair.full:
+        return "No preemption in this range. Show all to look at the whole run."
+    peaks = [
+        f"{side} uses at most {int(run.steps['used_blocks'].to_numpy().max(initial=0)):,} of {run.recording.pool_blocks:,} blocks"
+        for side, run in pair.runs.items()
+    ]
+    return f"No preemption in either run: {' and '.join(peaks)}."
+
+
+def _columns() -> dict[str, Any]:
+    number = partial(st.column_config.NumberColumn, format="localized")
+    text = st.column_config.TextColumn
+    return {
+        "run": text("Run", width="small"),
+        "step": number("Step"),
+        "time": number("Time (s)", format="%.3f"),
+        "victim": text("Victim", help="The request that lost its blocks."),
+        "why": text("Blocks needed by", help="The request whose need evicted it."),
+        "free": number("Free before", help="Free blocks just before."),
+        "mode": text(
+            "Mode", help="What was done; where the host was full, what had been asked for."
+        ),
+        "blocks": number("Blocks", help="Blocks freed or moved."),
+        "tokens": number("Tokens", help="Computed tokens lost or moved."),
+        "again": number(
+            "Recomputed", help="Tokens computed again: lost and not found in the prefix cache."
+        ),
+        "cost": number(
+            "Direct cost (ms)",
+            format="%.2f",
+            help="What the mode used costs alone: the recompute, or both copies.",
+        ),
+        "other": number(
+            "Other mode (ms)", format="%.2f", help="The same for the mode not used."
+        ),
+        "away": number("Away (s)", format="%.3f", help="Until it ran again."),
+        "induced": number(
+            "Delay of others (request-s)",
+            format="%.3f",
+            help="By how much other running requests were slowed down, summed over them.",
+        ),
+        "nth": number("Time it was hit", help="1: its first preemption."),
+        "where": text(
+            "In the other run", help="Whether this request is preempted in the other run too."
+        ),
+    }

@@ -1,0 +1,46 @@
+"""The page's frame: its style sheet, less empty space than Streamlit leaves, and the cards' looks."""
+
+from __future__ import annotations
+
+import streamlit as st
+
+from analyzer.look import Theme
+
+_CSS = """
+<style>
+[data-testid="stMainBlockContainer"] {{ padding: 3.4rem 2rem 3rem; }}
+[data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
+[data-testid="stSidebarHeader"] {{ height: 2.6rem; margin-bottom: 0; }}
+[data-testid="stSidebarUserContent"] {{ padding: 0 1rem 2rem; }}
+[data-testid="stSidebarUserContent"] > div > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
+.st-key-header h1 {{ padding: 0; font-size: 1.45rem; }}
+.st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
+.st-key-verdict p {{ font-size: 1.05rem; }}
+.st-key-zoom {{ display: none; }}
+.kv-cards {{ display: grid; gap: 0.6rem; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }}
+.kv-card {{ border: 1px solid {grid}; border-radius: 0.5rem; padding: 0.5rem 0.7rem; color: {text}; }}
+.kv-card h3 {{ margin: 0; padding: 0; font-size: 0.82rem; font-weight: 400; color: {muted}; white-space: nowrap; }}
+.kv-card p {{ margin: 0; line-height: 1.3; font-variant-numeric: tabular-nums; }}
+.kv-side {{ display: inline-block; width: 1.1em; font-size: 0.78rem; font-weight: 600; color: {muted}; }}
+.kv-b {{ font-size: 1.45rem; font-weight: 600; }}
+.kv-a {{ font-size: 0.9rem; color: {muted}; }}
+.kv-change {{ font-size: 0.85rem; font-weight: 600; white-space: nowrap; }}
+.kv-good {{ color: {good}; }} .kv-bad {{ color: {bad}; }} .kv-even {{ color: {muted}; font-weight: 400; }}
+@media (max-width: 640px) {{ [data-testid="stMainBlockContainer"] {{ padding: 3.4rem 0.8rem 2rem; }} }}
+@media (prefers-reduced-motion: reduce) {{ * {{ transition: none !important; animation: none !important; }} }}
+</style>
+"""
+
+
+def style(theme: Theme) -> None:
+    """Send the style sheet, in the colours of the page's brightness."""
+    st.html(
+        _CSS.format(
+            b=theme.b,
+            grid=theme.grid,
+            text=theme.text,
+            muted=theme.muted,
+            good=theme.good_text,
+            bad=theme.bad_text,
+        )
+    )

@@ -1,0 +1,116 @@
+"""A workload and two sides' settings -> two recordings on disk; the bridge from page to engine.
+
+It knows how to name a run by what made it, so that the same question is answered from disk. The
+engine is imported when a run is asked for, never when a page opens.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from analyzer.pages.parts.jobs import Cancelled, Report
+from analyzer.pages.parts.settings_form import Choice, Shape
+from analyzer.pages.parts.store import Store
+from traces.schema import CLOSED_FILE, SCHEMA_VERSION
+from traces.workload import Workload
+
+SIDES = ("A", "B")
+
+
+def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:
+    """Name -> default of every engine setting, and the names of known models and devices."""
+    from engine.config import EngineSettings
+    from engine.devices import known_devices
+    from engine.models import known_models
+
+    defaults = EngineSettings()
+    return (
+        {f.name: getattr(defaults, f.name) for f in fields(defaults)},
+        known_models(),
+        known_devices(),
+    )
+
+
+def shaped(workload: Workload, shape: Shape) -> Workload:
+    """The workload, spread, cut and sped up as chosen. Raises WorkloadError."""
+    if shape.spread:
+        workload = workload.spread_ticks(shape.seed)
+    if shape.window_s != (0.0, None):
+        workload = workload.window(*shape.window_s)
+    return workload.scale_rate(shape.rate_scale)
+
+
+def replay_both(
+    workload: Workload, choice: Choice, store: Store, report: Report, cancelled: Cancelled
+) -> tuple[str, str]:
+    """Simulate both sides; returns the ids of their recordings in the store.
+
+    Raises what the engine raises: SettingsError, WorkloadError.
+    """
+    asked = shaped(workload, choice.shape)
+    ids = [
+        _replay(asked, settings, side, choice.shape.seed, store, report, cancelled)
+        for side, settings in zip(SIDES, (choice.a, choice.b), strict=True)
+    ]
+    store.forget_old_runs()
+    return ids[0], ids[1]
+
+
+def run_id(workload: Workload, settings: Mapping[str, Any], seed: int) -> str:
+    """32 hex digits: the same requests under the same settings have the same."""
+    said = json.dumps({k: settings[k] for k in sorted(settings)}, default=str)
+    made_of = f"{SCHEMA_VERSION}\0{_engine_stamp()}\0{workload.digest}\0{workload.name}\0{said}\0{seed}"
+    return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+
+
+def _replay(
+    workload: Workload,
+    settings: Mapping[str, Any],
+    side: str,
+    seed: int,
+    store: Store,
+    report: Report,
+    cancelled: Cancelled,
+) -> str:
+    from engine.config import EngineSettings
+    from engine.simulator import simulate
+
+    if cancelled():
+        return ""
+    chosen = EngineSettings(**{**settings, "seed": seed})
+    id_ = run_id(workload, settings, seed)
+    target = store.run_dir(id_)
+    if (target / CLOSED_FILE).exists():
+        report(side, 1.0, "replayed before")
+        return id_
+    part = target.with_name(f".part-{uuid.uuid4().hex}")
+    try:
+        report(side, 0.0, "starting")
+        simulate(
+            workload, chosen, part,
+            progress=lambda p: report(side, p.fraction_finished, f"{p.steps:,} steps, {p.sim_time_s:,.0f} s replayed"),
+            cancelled=cancelled,
+        )  # fmt: skip
+        if cancelled():
+            return ""
+        shutil.rmtree(target, ignore_errors=True)
+        part.rename(target)
+        report(side, 1.0, "done")
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return id_
+
+
+def _engine_stamp() -> str:
+    """Newest change of the engine's source, so that a changed engine is asked anew."""
+    import engine
+
+    root = Path(str(engine.__file__)).parent
+    return str(max(p.stat().st_mtime_ns for p in root.rglob("*.py")))

@@ -1,0 +1,179 @@
+"""The side bar's first half: where the runs come from.
+
+It knows uploads, paths, the last files and the bundled sample. It reads no file: a chosen trace
+becomes a TraceRef, chosen recordings a PairRef.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from analyzer.pages.parts import state
+from analyzer.pages.parts.messages import plain
+from analyzer.pages.parts.runs import PairRef
+from analyzer.pages.parts.state import TraceRef
+from analyzer.pages.parts.store import Entry, Store
+from traces import samples
+from traces.errors import FileError
+
+SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
+LOCAL = "Runs on your machine; nothing leaves it."
+
+
+def source_section(store: Store) -> str:
+    """Draw the choice of source; returns its name. Changes the shown pair or the trace."""
+    source = st.segmented_control(
+        "Source",
+        list(SOURCES),
+        format_func=lambda k: SOURCES[k],
+        default="sample",
+        required=True,
+        key="source",
+        bind="query-params",
+        width="stretch",
+        on_change=_source_changed,
+    )
+    if source == "trace":
+        _trace_inputs(store)
+    elif source == "recordings":
+        _recording_inputs(store)
+    else:
+        _sample_inputs()
+    return str(source or "sample")
+
+
+def _source_changed() -> None:
+    if st.session_state.get("source") in (None, "sample"):
+        state.show_pair(None)
+        state.set_trace(None)
+
+
+def _sample_inputs() -> None:
+    name = st.selectbox(
+        "Workload",
+        samples.names(),
+        format_func=lambda n: samples.info(n).title,
+        key="sample",
+        bind="query-params",
+        on_change=state.show_pair,
+        args=(None,),
+    )
+    about = samples.info(name)
+    st.caption(f"{about.what}.")
+    with st.expander("What it is shaped after"):
+        st.markdown("\n".join(f"- {plain(line)}" for line in about.follows))
+        st.caption(plain("Departs: " + "; ".join(about.departs) + "."))
+
+
+def _trace_inputs(store: Store) -> None:
+    given = _uploader("trace", "Drop a request trace", False)
+    if given is not None:
+        _use_trace(_spool(store, given))
+        _close_uploader("trace")
+    path = _path_input("trace_path", "or a path on this machine")
+    if path:
+        _use_trace(store.link(Path(path)))
+        st.rerun()
+    _recent(store)
+    st.caption(f"CSV, TSV, JSON, JSON lines or Parquet, plain, .gz or .zst. {LOCAL}")
+
+
+def _recording_inputs(store: Store) -> None:
+    given = _uploader("recordings", "Drop two recordings (A, then B)", True)
+    if given:
+        for side, upload in zip("ab", given[:2], strict=False):
+            _set_side(side, _spool(store, upload))
+        _close_uploader("recordings")
+    for side in "ab":
+        path = _path_input(f"path_{side}", f"or {side.upper()}: folder or zip on this machine")
+        if path:
+            _set_side(side, store.link(Path(path)))
+            st.rerun()
+    _chosen_sides(store)
+    st.caption(f"A recording is a folder or zip that the engine wrote. {LOCAL}")
+
+
+def _uploader(name: str, label: str, several: bool) -> Any:
+    """A file uploader that can be emptied by giving it another key."""
+    turn = st.session_state.setdefault(f"upload_turn_{name}", 0)
+    return (
+        st.file_uploader(label, accept_multiple_files=several, key=f"upload_{name}_{turn}")
+        or None
+    )
+
+
+def _close_uploader(name: str) -> None:
+    """Let go of the uploaded bytes, which stay in memory as long as the widget holds them."""
+    st.session_state[f"upload_turn_{name}"] += 1
+    st.rerun()
+
+
+def _spool(store: Store, upload: Any) -> Entry:
+    if not upload.size:
+        raise FileError(
+            upload.name,
+            "",
+            "the file is empty",
+            "Check how it was written, and give one with content.",
+        )
+    bar = st.progress(0.0, text="Storing")
+    entry = store.spool(
+        upload, upload.name, lambda done: bar.progress(min(1.0, done / upload.size))
+    )
+    bar.empty()
+    return entry
+
+
+def _path_input(key: str, label: str) -> str:
+    """A path, once: the field is read when it changes and keeps its text."""
+    text = str(st.text_input(label, key=key) or "").strip()
+    if text and st.session_state.get(f"{key}_read") != text:
+        st.session_state[f"{key}_read"] = text
+        return text
+    return ""
+
+
+def _use_trace(entry: Entry) -> None:
+    state.set_trace(TraceRef(entry.id))
+
+
+def _set_side(side: str, entry: Entry) -> None:
+    st.session_state[f"side_{side}"] = f"file:{entry.id}"
+    refs = [st.session_state.get(f"side_{s}") for s in "ab"]
+    if all(refs):
+        state.show_pair(PairRef(str(refs[0]), str(refs[1])))
+
+
+def _chosen_sides(store: Store) -> None:
+    """Which file is in which place."""
+    for side in "ab":
+        ref = st.session_state.get(f"side_{side}")
+        entry = store.get(str(ref).partition(":")[2]) if ref else None
+        st.markdown(f"**{side.upper()}**: {plain(entry.name) if entry else 'not chosen yet'}")
+
+
+def _recent(store: Store) -> None:
+    """The last files, to open again or to delete."""
+    entries = store.recent()
+    if not entries:
+        return
+    by_id = {e.id: e for e in entries}
+    with st.expander("Last files"):
+        id_ = st.selectbox(
+            "Opened before",
+            list(by_id),
+            format_func=lambda k: (
+                f"{plain(by_id[k].name)} ({by_id[k].num_bytes / 2**20:,.1f} MiB)"
+            ),
+            key="recent_file",
+        )
+        left, right = st.columns(2)
+        if left.button("Open", width="stretch", key="open_recent"):
+            _use_trace(store.touch(by_id[id_]))
+            st.rerun()
+        if right.button("Delete", width="stretch", key="delete_recent"):
+            store.delete(by_id[id_])
+            st.rerun()

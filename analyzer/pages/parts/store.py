@@ -1,0 +1,191 @@
+"""Files that a user gave to the page, kept on disk under the hash of their content.
+
+It knows a folder with `uploads/<id>/` (a file or a link to one, and `entry.json`) and `runs/<id>/`
+(simulated recordings). It does not know what the files mean, and holds none of them in memory.
+The folder is KV_REPLAY_CACHE, or `kv-replay` in the platform's cache folder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import BinaryIO
+
+from traces.errors import FileError
+
+CHUNK_BYTES = 4 * 2**20
+KEEP_ENTRIES = 12
+KEEP_RUNS = 40
+KEEP_BYTES = 8 * 2**30
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One kept file. id: 32 hex digits of its content; name: as the user called it, never trusted;
+    path: where it lies; num_bytes; linked: it lies elsewhere on this machine and was not copied;
+    opened_at: seconds since 1970 when it was last used."""
+
+    id: str
+    name: str
+    path: str
+    num_bytes: int
+    linked: bool
+    opened_at: float
+
+
+def default_root() -> Path:
+    """The platform's cache folder for this product, KV_REPLAY_CACHE if that is set."""
+    chosen = os.environ.get("KV_REPLAY_CACHE")
+    if chosen:
+        return Path(chosen)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "kv-replay"
+    if sys.platform == "win32":
+        return Path(os.environ.get("LOCALAPPDATA", str(Path.home()))) / "kv-replay"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "kv-replay"
+
+
+class Store:
+    """Kept files below one folder. Oldest ones go first when there are too many."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def spool(
+        self, source: BinaryIO, name: str, progress: Callable[[int], object] | None = None
+    ) -> Entry:
+        """Copy a file-like object to disk under its content's hash, a few MiB in memory at a time.
+
+        Reads from the start. progress: called with the bytes copied so far. Raises FileError when
+        the disk does not take it.
+        """
+        source.seek(0)
+        digest = hashlib.blake2b(digest_size=16)
+        copied = 0
+        try:
+            folder = self._folder("uploads")
+            with tempfile.NamedTemporaryFile(dir=folder, prefix=".part-", delete=False) as part:
+                while chunk := source.read(CHUNK_BYTES):
+                    digest.update(chunk)
+                    part.write(chunk)
+                    copied += len(chunk)
+                    if progress is not None:
+                        progress(copied)
+            home = folder / digest.hexdigest()
+            home.mkdir(exist_ok=True)
+            target = home / f"file{_suffixes(name)}"
+            os.replace(part.name, target)
+        except OSError as error:
+            raise FileError(
+                name, "", f"it could not be stored ({error.strerror})",
+                f"Make room in {self.root}, or set KV_REPLAY_CACHE to a folder that has some.",
+            ) from error  # fmt: skip
+        return self._keep(
+            Entry(digest.hexdigest(), name, str(target), copied, False, time.time())
+        )
+
+    def link(self, path: Path) -> Entry:
+        """Remember a file or folder of this machine where it lies. Raises FileError."""
+        path = path.expanduser()
+        if not path.exists():
+            raise FileError(
+                path,
+                "",
+                "there is no such file or folder",
+                "Check the path; it is read on the machine that runs this page.",
+            )
+        path = path.resolve()
+        num_bytes = _size(path)
+        stamp = f"{path}\0{_newest(path)}\0{num_bytes}"
+        key = hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
+        return self._keep(Entry(key, path.name, str(path), num_bytes, True, time.time()))
+
+    def get(self, id_: str) -> Entry | None:
+        """The entry of that id, or None if it is gone or the id is none of ours."""
+        if not _ID.fullmatch(id_):
+            return None
+        try:
+            raw = json.loads((self.root / "uploads" / id_ / "entry.json").read_text("utf-8"))
+            entry = Entry(**raw)
+        except (OSError, ValueError, TypeError):
+            return None
+        return entry if Path(entry.path).exists() else None
+
+    def touch(self, entry: Entry) -> Entry:
+        """The entry, noted as used now."""
+        return self._keep(replace(entry, opened_at=time.time()))
+
+    def recent(self, limit: int = 5) -> list[Entry]:
+        """Entries by last use, newest first."""
+        folder = self.root / "uploads"
+        found = [self.get(p.name) for p in folder.iterdir()] if folder.is_dir() else []
+        return sorted((e for e in found if e), key=lambda e: -e.opened_at)[:limit]
+
+    def delete(self, entry: Entry) -> None:
+        """Remove the entry; a linked file itself stays where it lies."""
+        shutil.rmtree(self.root / "uploads" / entry.id, ignore_errors=True)
+
+    def run_dir(self, id_: str) -> Path:
+        """Where the simulated recording of that id lies or is to be written. Raises ValueError."""
+        if not _ID.fullmatch(id_):
+            raise ValueError(f"{id_!r} is not an id of 32 hex digits")
+        return self._folder("runs") / id_
+
+    def forget_old_runs(self) -> None:
+        """Remove the longest unused simulated recordings beyond what is kept."""
+        runs = sorted(
+            self._folder("runs").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True
+        )
+        for path in runs[KEEP_RUNS:]:
+            shutil.rmtree(path, ignore_errors=True)
+
+    def _folder(self, name: str) -> Path:
+        path = self.root / name
+        path.mkdir(parents=True, exist_ok=True)
+        return path
+
+    def _keep(self, entry: Entry) -> Entry:
+        home = self._folder("uploads") / entry.id
+        home.mkdir(exist_ok=True)
+        temporary = home / f".entry-{os.getpid()}-{time.monotonic_ns()}"
+        temporary.write_text(json.dumps(asdict(entry)), "utf-8")
+        os.replace(temporary, home / "entry.json")
+        self._forget_old()
+        return entry
+
+    def _forget_old(self) -> None:
+        """Remove the longest unused entries beyond the number and bytes that are kept."""
+        total = 0
+        for i, entry in enumerate(self.recent(limit=10_000)):
+            total += 0 if entry.linked else entry.num_bytes
+            if i > 0 and (i >= KEEP_ENTRIES or total > KEEP_BYTES):
+                self.delete(entry)
+
+
+def _suffixes(name: str) -> str:
+    """The last two file extensions of a name, as far as they are harmless: '.csv.gz'."""
+    kept = [s for s in Path(name).suffixes[-2:] if re.fullmatch(r"\.[A-Za-z0-9]{1,10}", s)]
+    return "".join(kept).lower()
+
+
+def _size(path: Path) -> int:
+    if path.is_file():
+        return path.stat().st_size
+    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def _newest(path: Path) -> int:
+    stamps = (
+        [p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()] if path.is_dir() else []
+    )
+    return max([path.stat().st_mtime_ns, *stamps])

@@ -1,0 +1,197 @@
+"""The aligned timeline with its controls: axis, rows, zoom by mouse, keys, slider and link.
+
+A fragment: a zoom asks for detail of the shown part and redraws nothing else. It knows widgets and
+session state; what is in the rows is known in `view`.
+"""
+
+from __future__ import annotations
+
+from typing import cast
+
+import polars as pl
+import streamlit as st
+
+from analyzer import figures
+from analyzer.look import DARK, LIGHT, Side, Theme, seconds, three_digits
+from analyzer.pages.parts.events import events_section
+from analyzer.pages.parts.messages import guarded
+from analyzer.pages.parts.runs import Run
+from analyzer.pages.parts.state import asked_range, set_range
+from analyzer.pages.parts.view import (
+    ALIGNMENTS,
+    ROWS,
+    Aligned,
+    Alignment,
+    range_sums,
+    timeline_rows,
+)
+from analyzer.pages.parts.zoom import zoom_listener
+
+
+def theme() -> Theme:
+    """Colours for the brightness that the browser shows."""
+    return DARK if st.context.theme.type == "dark" else LIGHT
+
+
+@st.cache_resource(max_entries=8, show_spinner=False)
+def aligned(key: str, by: Alignment, _a: Run, _b: Run) -> Aligned:
+    """Both runs on one axis, worked out once per pair and axis."""
+    return Aligned(_a, _b, by)
+
+
+@st.fragment
+def timeline_section(key: str, a: Run, b: Run) -> None:
+    """Controls, chart, what happened in the shown range, and the events in it.
+
+    key: names both runs' content.
+    """
+    with guarded():
+        by, which = _controls()
+        pair = aligned(key, by, a, b)
+        shown = pair.clip(asked_range())
+        _chart(pair, shown, which)
+        _range_slider(pair, shown)
+        _range_words(pair, shown)
+        _data(pair, shown)
+        events_section(pair, shown, by)
+
+
+def _controls() -> tuple[Alignment, list[str]]:
+    with st.container(
+        horizontal=True, vertical_alignment="center", gap="small", key="controls"
+    ):
+        by = st.segmented_control(
+            "Align by",
+            list(ALIGNMENTS),
+            format_func=lambda k: ALIGNMENTS[cast(Alignment, k)],
+            default="time",
+            required=True,
+            key="by",
+            bind="query-params",
+            on_change=_forget_range,
+            label_visibility="collapsed",
+        )
+        which = st.pills(
+            "Rows of the timeline",
+            list(ROWS),
+            format_func=lambda k: ROWS[str(k)],
+            selection_mode="multi",
+            default=list(ROWS),
+            key="rows",
+            label_visibility="collapsed",
+            bind="query-params",
+        )
+    return by, list(which or ["blocks"])
+
+
+def _chart(pair: Aligned, shown: tuple[float, float], which: list[str]) -> None:
+    rows = timeline_rows(pair, shown, which)
+    axis = pair.axis(shown)
+    st.plotly_chart(
+        figures.timeline(rows, axis, pair.names, theme()),
+        theme=None,
+        key="timeline",
+        config=figures.CONFIG,
+        alt=figures.alt_text(rows, axis, pair.names),
+    )
+    zoom_listener("timeline", pair.full, key="zoom", on_change=_zoomed)
+
+
+def _range_slider(pair: Aligned, shown: tuple[float, float]) -> None:
+    """The keyboard's way to zoom, and the way back."""
+    low, high = pair.full
+    step = _round_step((high - low) / 1000)
+    st.session_state["range_slider"] = shown
+    with st.container(horizontal=True, vertical_alignment="center", key="range"):
+        st.slider(
+            "Shown range",
+            low,
+            high,
+            step=step,
+            key="range_slider",
+            format=f"%.{0 if step >= 1 else 3}f {pair.unit}",
+            on_change=_slid,
+        )
+        st.button(
+            "Show all", on_click=_forget_range, disabled=shown == pair.full, key="show_all"
+        )
+
+
+def _round_step(width: float) -> float:
+    """The power of ten at or below a width, so that the slider's steps are round."""
+    step = 1e-3
+    while step * 10 <= width:
+        step *= 10
+    return step
+
+
+def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:
+    """Length of the shown range and what each run did in it."""
+    width = shown[1] - shown[0]
+    length = (
+        seconds(width)
+        if pair.by == "time"
+        else f"{three_digits(width)} {'steps' if pair.by == 'step' else '% of the work'}"
+    )
+    said = [f"Shown: {length}"]
+    for side, sums in range_sums(pair, shown).items():
+        said.append(
+            f"{side}: {sums.num_steps:,} steps, {sums.num_preemptions:,} preemptions, "
+            f"{sums.recomputed_tokens:,} tokens recomputed, {seconds(sums.stall_s)} stalled"
+        )
+    keys = "Drag to zoom, double-click for all. Keys: W S zoom, A D move, 0 all."
+    st.caption("  \n".join([" · ".join(said), keys]))
+
+
+def _data(pair: Aligned, shown: tuple[float, float]) -> None:
+    if not st.toggle(
+        "Show data",
+        key="show_timeline_data",
+        help="The shown range as a table of 60 stretches.",
+    ):
+        return
+    st.dataframe(
+        data_table(pair, shown), hide_index=True, height=320, alt="Timeline as a table"
+    )
+
+
+def data_table(pair: Aligned, shown: tuple[float, float], stretches: int = 60) -> pl.DataFrame:
+    """The shown range in equal stretches: means of blocks and queues, sums of preemptions."""
+    table = pair.in_buckets(
+        ("used_blocks", "num_running", "num_waiting", "num_preempted", "recomputed_tokens"),
+        shown,
+        stretches,
+    )
+    unit = f" ({pair.unit})" if pair.unit else ""
+    names = {
+        "used_blocks": "mean blocks in use",
+        "num_running": "mean running",
+        "num_waiting": "mean waiting",
+        "num_preempted": "preemptions",
+        "recomputed_tokens": "tokens recomputed",
+    }
+    sides: tuple[Side, ...] = ("A", "B")
+    return table.select(
+        (pl.col("x_start") * pair.scale).round(3).alias(f"from{unit}"),
+        (pl.col("x_end") * pair.scale).round(3).alias(f"to{unit}"),
+        *(
+            pl.col(f"{s.lower()}_{c}").round(1).alias(f"{said} · {s}")
+            for c, said in names.items()
+            for s in sides
+        ),
+    )
+
+
+def _forget_range() -> None:
+    set_range(None)
+
+
+def _zoomed() -> None:
+    start, end = st.session_state["zoom"].range or (None, None)
+    set_range(None if start is None or end is None else (float(start), float(end)))
+
+
+def _slid() -> None:
+    start, end = st.session_state["range_slider"]
+    if end > start:
+        set_range((float(start), float(end)))

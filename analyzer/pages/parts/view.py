@@ -1,0 +1,479 @@
+"""Two runs and a part of an axis -> the rows of the aligned timeline, and sums over that part.
+
+It knows which columns go into which row and how many points a screen can show. How runs are laid
+on one axis is known in `align`, how they are thinned in `downsample`, how a row is drawn in
+`figures`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import polars as pl
+
+from analyzer.align import align, axis_edges
+from analyzer.downsample import bucket_sums, downsample
+from analyzer.figures import Capacity, Readings, Row, Shade, XAxis
+from analyzer.look import Role, Side, three_digits
+from analyzer.marks import Areas, Bars, Difference, Line, Look, Mark
+from analyzer.pages.parts.runs import Run
+
+Alignment = Literal["time", "step", "progress"]
+ALIGNMENTS: dict[Alignment, str] = {"time": "Time", "step": "Step", "progress": "Progress"}
+ROWS: dict[str, str] = {
+    "blocks": "Blocks",
+    "delta": "B − A",
+    "running": "Running",
+    "waiting": "Waiting",
+    "step": "Step time",
+    "preemptions": "Preemptions",
+    "tokens": "Tokens",
+    "host": "Host",
+}
+POINTS = 1_600  # of a line: min and max per pixel of a wide screen
+BUCKETS = 150  # of bars and areas
+CURSOR = 800  # places at which the cursor has readings
+_AXES: dict[Alignment, tuple[str, str, str, float, str]] = {
+    "time": ("Time since the start", "s", ",.3f", 1.0, "s"),
+    "step": ("Scheduler step", "", ",.0f", 1.0, "step"),
+    "progress": ("Output tokens produced, of all", "%", ",.2f", 100.0, "%"),
+}
+
+
+class Aligned:
+    """Two runs on one axis. edges: side -> where each step begins and the last ends, in the axis'
+    units; full: the whole axis; names: side -> run's name."""
+
+    def __init__(self, a: Run, b: Run, by: Alignment) -> None:
+        self.runs: dict[Side, Run] = {"A": a, "B": b}
+        self.by = by
+        self.title, self.unit, self.hover, self.scale, self.per = _AXES[by]
+        total = max(int(r.requests["output_tokens"].sum()) for r in (a, b))
+        self.edges: dict[Side, np.ndarray] = {
+            side: axis_edges(run.steps, run.requests, by, total) * self.scale
+            for side, run in self.runs.items()
+        }
+
+    @property
+    def names(self) -> dict[Side, str]:
+        return {side: run.mode for side, run in self.runs.items()}
+
+    @cached_property
+    def ends(self) -> dict[Side, float]:
+        return {side: float(e[-1]) if len(e) else 0.0 for side, e in self.edges.items()}
+
+    @property
+    def full(self) -> tuple[float, float]:
+        return 0.0, max(max(self.ends.values()), 1e-9)
+
+    def clip(self, shown: tuple[float, float] | None) -> tuple[float, float]:
+        """The asked part of the axis as far as it exists; all of it for None or an empty part."""
+        low, high = self.full
+        if shown is None:
+            return self.full
+        start, end = max(low, min(shown)), min(high, max(shown))
+        return (start, end) if end > start else self.full
+
+    def axis(self, shown: tuple[float, float]) -> XAxis:
+        """The x axis, with the time after the shorter run set apart."""
+        first, last = sorted(self.ends, key=lambda s: self.ends[s])
+        shades = [Shade(self.ends[first], self.ends[last], f"{first} has ended")]
+        return XAxis(
+            self.title, self.unit, shown, np.linspace(*shown, CURSOR), self.hover, shades
+        )
+
+    def in_buckets(
+        self, columns: Sequence[str], shown: tuple[float, float], points: int
+    ) -> pl.DataFrame:
+        """Columns of both runs on a common grid, as from `align`: means of levels, sums of counts.
+
+        x_start and x_end are in `align`'s units: times `scale` for the axis' own.
+        """
+        a, b = ((r.steps, r.requests) for r in (self.runs["A"], self.runs["B"]))
+        low, high = (v / self.scale for v in shown)
+        return align(a, b, by=self.by, columns=columns, start=low, end=high, points=points)
+
+
+def timeline_rows(pair: Aligned, shown: tuple[float, float], which: Sequence[str]) -> list[Row]:
+    """The chosen rows over the shown part of the axis, thinned to what a screen can show."""
+    view = _View(pair, shown)
+    return [row for key in ROWS if key in which for row in _BUILD[key](view)]
+
+
+@dataclass(frozen=True)
+class RangeSums:
+    """What happened in one run within the shown part of the axis."""
+
+    num_steps: int
+    num_preemptions: int
+    recomputed_tokens: int
+    stall_s: float
+
+
+def range_sums(pair: Aligned, shown: tuple[float, float]) -> dict[Side, RangeSums]:
+    """Sums over the steps that begin in the shown part of the axis."""
+    found: dict[Side, RangeSums] = {}
+    for side, run in pair.runs.items():
+        first, stop = _inside(pair.edges[side][:-1], shown)
+        part = run.steps.slice(first, stop - first)
+        found[side] = RangeSums(
+            part.height,
+            int(part["num_preempted"].sum()),
+            int(part["recomputed_tokens"].sum()),
+            float(part["stall_s"].sum()),
+        )
+    return found
+
+
+def steps_shown(pair: Aligned, side: Side, shown: tuple[float, float]) -> tuple[int, int]:
+    """First and last step (last included) of a run that begin in the shown part; (0, -1) if none."""
+    first, stop = _inside(pair.edges[side][:-1], shown)
+    steps = pair.runs[side].steps["step"]
+    return (int(steps[first]), int(steps[stop - 1])) if stop > first else (0, -1)
+
+
+def _inside(starts: np.ndarray, shown: tuple[float, float]) -> tuple[int, int]:
+    first, stop = (
+        np.searchsorted(starts, shown[0], "left"),
+        np.searchsorted(starts, shown[1], "right"),
+    )
+    return int(first), int(stop)
+
+
+class _View:
+    """Both runs' columns over the shown part, as lines, bars, areas and readings."""
+
+    def __init__(self, pair: Aligned, shown: tuple[float, float]) -> None:
+        self.pair = pair
+        self.shown = shown
+        self.cursor = np.linspace(*shown, CURSOR)
+        self.holding = {side: self._holding(side) for side in pair.runs}
+
+    def _holding(self, side: Side) -> np.ndarray:
+        """Row of the step that runs at each place of the cursor; -1 where none does."""
+        edges = self.pair.edges[side]
+        row = np.searchsorted(edges, self.cursor, "right") - 1
+        return np.where(row < len(edges) - 1, row, -1)
+
+    def values(self, side: Side, column: str) -> np.ndarray:
+        return self.pair.runs[side].steps[column].to_numpy()
+
+    def any(self, side: Side, column: str) -> bool:
+        """Whether the column is ever more than 0 in this run."""
+        return bool(self.pair.runs[side].steps[column].max() or 0)
+
+    def line(
+        self,
+        side: Side,
+        column: str,
+        label: str,
+        *,
+        look: Look = "main",
+        factor: float = 1.0,
+        role: Role | None = None,
+    ) -> Line:
+        """A column as a line, extremes kept."""
+        start, end = self.shown
+        y = self.values(side, column)
+        x, y = downsample(
+            self.pair.edges[side][:-1],
+            y,
+            start=start,
+            end=min(end, self.pair.ends[side]),
+            points=POINTS,
+        )
+        return Line(f"{label} · {side}", x, (y * factor).astype(np.float32), side, look, role)
+
+    def lines(self, column: str, label: str, factor: float = 1.0) -> list[Mark]:
+        return [self.line(side, column, label, factor=factor) for side in self.pair.runs]
+
+    def at_cursor(self, side: Side, column: str, factor: float = 1.0) -> np.ndarray:
+        """The column's value in the step at each place of the cursor; NaN where no step is."""
+        row = self.holding[side]
+        values = self.values(side, column)
+        if not len(values):
+            return np.full(len(row), np.nan)
+        return np.where(row >= 0, values[row].astype(np.float64) * factor, np.nan)
+
+    def readings(
+        self, name: str, column: str, unit: str, format_: str = ",.0f", factor: float = 1.0
+    ) -> Readings:
+        values = {str(side): self.at_cursor(side, column, factor) for side in self.pair.runs}
+        return Readings(name, values, unit, format_)
+
+    def sums(self, side: Side, column: str) -> pl.DataFrame:
+        start, end = self.shown
+        return bucket_sums(
+            self.pair.edges[side][:-1],
+            self.values(side, column),
+            start=start,
+            end=end,
+            buckets=BUCKETS,
+        )
+
+    def in_buckets(self, columns: Sequence[str], points: int) -> pl.DataFrame:
+        return self.pair.in_buckets(columns, self.shown, points)
+
+    def num_steps(self, side: Side) -> int:
+        """Steps that begin in the shown part."""
+        first, stop = _inside(self.pair.edges[side][:-1], self.shown)
+        return stop - first
+
+    def longest_steps(self, side: Side) -> Line:
+        """The longest step of each stretch of the shown part, faint."""
+        starts = self.pair.edges[side][:-1]
+        first, stop = _inside(starts, self.shown)
+        cuts = np.unique(np.linspace(first, stop, BUCKETS, endpoint=False).astype(np.int64))
+        longest = (
+            np.maximum.reduceat(self.values(side, "duration_s")[:stop], cuts)
+            if stop > first
+            else np.empty(0)
+        )
+        return Line(
+            f"longest step · {side}",
+            starts[cuts[: len(longest)]],
+            longest.astype(np.float32) * 1e3,
+            side,
+            "faint",
+        )
+
+    def bucket_of_cursor(self, starts: np.ndarray) -> np.ndarray:
+        return np.clip(np.searchsorted(starts, self.cursor, "right") - 1, 0, len(starts) - 1)
+
+
+def _blocks(view: _View) -> list[Row]:
+    pools = {side: run.recording.pool_blocks for side, run in view.pair.runs.items()}
+    cached = [
+        view.line(s, "cached_free_blocks", "cached", look="faint", role="cached")
+        for s in pools
+        if view.any(s, "cached_free_blocks")
+    ]
+    if len(set(pools.values())) == 1:
+        capacity = [
+            Capacity(pools["A"], f"pool of {pools['A']:,} blocks, shaded from 98 % full")
+        ]
+    else:
+        capacity = [Capacity(n, f"pool of {side}: {n:,} blocks") for side, n in pools.items()]
+    return [
+        Row(
+            "blocks",
+            "KV blocks in use",
+            "blocks",
+            [*cached, *view.lines("used_blocks", "KV blocks")],
+            190,
+            y_max=max(pools.values()) * 1.12,
+            capacity=capacity,
+            note="grey: free, but a cached prefix can still be hit" if cached else "",
+            readings=view.readings("KV blocks", "used_blocks", "blocks"),
+        )
+    ]
+
+
+def _delta(view: _View) -> list[Row]:
+    table = view.in_buckets(["used_blocks"], points=600)
+    known = table.drop_nulls("delta_used_blocks")
+    starts = known["x_start"].to_numpy() * view.pair.scale
+    y = known["delta_used_blocks"].to_numpy().astype(np.float32)
+    marks: list[Mark] = [Difference(starts, y)] if len(y) else []
+    both = view.at_cursor("B", "used_blocks") - view.at_cursor("A", "used_blocks")
+    return [
+        Row(
+            "delta",
+            "Difference B − A",
+            "blocks",
+            marks,
+            78,
+            note="blue: A holds more, orange: B holds more",
+            empty="the runs do not overlap here",
+            readings=Readings("Difference", {"B − A": both}, "blocks", "+,.0f"),
+        )
+    ]
+
+
+def _running(view: _View) -> list[Row]:
+    readings = view.readings("Running", "num_running", "")
+    return [
+        Row(
+            "running",
+            "Running",
+            "requests",
+            view.lines("num_running", "running"),
+            readings=readings,
+        )
+    ]
+
+
+def _waiting(view: _View) -> list[Row]:
+    swapped: list[Mark] = [
+        view.line(s, "num_swapped", "swapped out", look="dotted", role="swap")
+        for s in view.pair.runs
+        if view.any(s, "num_swapped")
+    ]
+    readings = view.readings("Waiting", "num_waiting", "")
+    if swapped:
+        sides = [s for s in view.pair.runs if view.any(s, "num_swapped")]
+        more = {f"swapped {s}": view.at_cursor(s, "num_swapped") for s in sides}
+        readings = Readings("Waiting", {**readings.values, **more}, "")
+    note = "dotted: swapped out to the host" if swapped else ""
+    return [
+        Row(
+            "waiting",
+            "Waiting",
+            "requests",
+            [*view.lines("num_waiting", "waiting"), *swapped],
+            note=note,
+            readings=readings,
+        )
+    ]
+
+
+def _step_time(view: _View) -> list[Row]:
+    """Every step where they fit; else the mean of each stretch, with its longest step faint."""
+    sides = list(view.pair.runs)
+    counts = [view.num_steps(side) for side in sides]
+    marks: list[Mark]
+    notes = []
+    if max(counts) <= POINTS:
+        marks = view.lines("duration_s", "step time", 1e3)
+    else:
+        table = view.in_buckets(["duration_s"], points=BUCKETS * 2)
+        x = table["x_start"].to_numpy() * view.pair.scale
+        marks = [view.longest_steps(side) for side in sides]
+        for side in sides:
+            mean = table[f"{side.lower()}_duration_s"].to_numpy() * 1e3
+            keep = np.isfinite(mean)
+            marks.append(
+                Line(f"mean step time · {side}", x[keep], mean[keep].astype(np.float32), side)
+            )
+        notes.append("mean, faint: longest")
+    stalled = [s for s in sides if view.any(s, "stall_s")]
+    marks += [
+        view.line(s, "stall_s", "stalled", look="dotted", factor=1e3, role="stall")
+        for s in stalled
+    ]
+    if stalled:
+        notes.append("dotted: stalled by copies")
+    readings = view.readings("Step time", "duration_s", "ms", ",.1f", 1e3)
+    return [Row("step", "Step time", "ms", marks, 96, note=", ".join(notes), readings=readings)]
+
+
+def _preemptions(view: _View) -> list[Row]:
+    tables = {side: view.sums(side, "num_preempted") for side in view.pair.runs}
+    starts = tables["A"]["start"].to_numpy()
+    width = float(tables["A"]["end"][0] - tables["A"]["start"][0])
+    totals = {side: t["total"].to_numpy().astype(np.float64) for side, t in tables.items()}
+    marks: list[Mark] = [
+        Bars(f"preemptions · {s}", starts, width, y, s) for s, y in totals.items() if y.any()
+    ]
+    here = view.bucket_of_cursor(starts)
+    said = {str(side): y[here] for side, y in totals.items()}
+    return [
+        Row(
+            "preemptions",
+            "Preemptions",
+            f"per {three_digits(width)} {view.pair.per}",
+            marks,
+            78,
+            note=", ".join(f"{side} {int(y.sum()):,} in all" for side, y in totals.items()),
+            empty="no preemption here",
+            readings=Readings("Preemptions", said, "in the bucket"),
+        )
+    ]
+
+
+_TOKENS: dict[Role, str] = {
+    "decode": "decode_tokens",
+    "prefill": "prefill_tokens",
+    "recomputed": "recomputed_tokens",
+}
+
+
+def _tokens(view: _View) -> list[Row]:
+    """Computed tokens over the width of a bucket: a rate by time, a mean by step."""
+    table = view.in_buckets(list(_TOKENS.values()), points=BUCKETS)
+    x = table["x_start"].to_numpy() * view.pair.scale
+    width = (view.shown[1] - view.shown[0]) / BUCKETS
+    here = view.bucket_of_cursor(x)
+    layers: dict[Side, dict[Role, np.ndarray]] = {
+        side: {
+            role: table[f"{side.lower()}_{column}"].fill_null(0.0).to_numpy() / width
+            for role, column in _TOKENS.items()
+        }
+        for side in view.pair.runs
+    }
+    top = max(float(np.sum(list(found.values()), axis=0).max()) for found in layers.values())
+    unit = f"tokens per {view.pair.per}"
+    return [
+        Row(
+            f"tokens-{side}",
+            f"Tokens computed in {side}",
+            unit,
+            [Areas(x, {role: y.astype(np.float32) for role, y in found.items()}, side)],
+            68,
+            y_max=top * 1.05 or 1.0,
+            note="grey: decode, green: prefill, red: recomputed",
+            readings=Readings(
+                f"Tokens {side}",
+                {role: y[here] for role, y in found.items()},
+                unit.removeprefix("tokens "),
+            ),
+        )
+        for side, found in layers.items()
+    ]
+
+
+def _host(view: _View) -> list[Row]:
+    """Host blocks and the link, where a run has swapped."""
+    sides = [s for s in view.pair.runs if view.any(s, "host_used_blocks")]
+    if not sides:
+        return []
+    used = {str(s): view.at_cursor(s, "host_used_blocks") for s in sides}
+    busy: dict[Side, np.ndarray] = {}
+    for side in sides:
+        moving = (
+            view.sums(side, "link_out_busy_s")["total"]
+            + view.sums(side, "link_in_busy_s")["total"]
+        )
+        length = view.sums(side, "duration_s")["total"].to_numpy()
+        busy[side] = (
+            np.divide(moving.to_numpy(), length, out=np.zeros(BUCKETS), where=length > 0) * 100
+        )
+    starts = view.sums(sides[0], "duration_s")["start"].to_numpy()
+    here = view.bucket_of_cursor(starts)
+    share = {str(s): y[here] for s, y in busy.items()}
+    host = [view.line(s, "host_used_blocks", "host blocks") for s in sides]
+    link = [Line(f"link busy · {s}", starts, y.astype(np.float32), s) for s, y in busy.items()]
+    return [
+        Row(
+            "host",
+            "Host blocks in use",
+            "blocks",
+            host,
+            68,
+            readings=Readings("Host blocks", used, ""),
+        ),
+        Row(
+            "link",
+            "Link to the host busy",
+            "% of the time, both ways added",
+            link,
+            60,
+            readings=Readings("Link busy", share, "%", ",.1f"),
+        ),
+    ]
+
+
+_BUILD: dict[str, Callable[[_View], list[Row]]] = {
+    "blocks": _blocks,
+    "delta": _delta,
+    "running": _running,
+    "waiting": _waiting,
+    "step": _step_time,
+    "preemptions": _preemptions,
+    "tokens": _tokens,
+    "host": _host,
+}

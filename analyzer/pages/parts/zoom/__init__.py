@@ -1,0 +1,31 @@
+"""A listener on a native Plotly chart: which part of the x axis it shows, by mouse and by keys.
+
+`st.plotly_chart` does not report its zoom (streamlit 1.67); this component without a face does.
+It knows the chart only by its key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import streamlit as st
+
+_JS = (Path(__file__).parent / "zoom.js").read_text("utf-8")
+_mount = st.components.v2.component("kv_replay_zoom", js=_JS)
+
+
+def zoom_listener(
+    target: str, full: tuple[float, float], *, key: str, on_change: Callable[[], None]
+) -> None:
+    """Report the visible x range of chart `target` in session state under `key`, as `.range`.
+
+    full: the whole axis, the bounds for moving by keys (W and S zoom, A and D move, 0 shows all).
+    `range` is [lo, hi], or [None, None] for the whole axis.
+    """
+    _mount(
+        data={"target": target, "full": list(full)},
+        key=key,
+        on_range_change=on_change,
+        height=1,
+    )
