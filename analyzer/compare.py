@@ -62,14 +62,28 @@ def compare(a: Recording, b: Recording, *, seed: int = 0, anyway: bool = False) 
     anyway: compare different workloads too, with a note; paired intervals then cover the requests
     that both finished. Raises CompareError for unlike workloads or clocks.
     """
-    notes = check_comparable(a, b, anyway=anyway)
-    figures_a, figures_b = summarize(a), summarize(b)
-    table = delta_table(figures_a, figures_b, request_intervals(a.requests, b.requests, seed))
-    notes += _differences(a, b)
-    verdict = give_verdict(a, b, figures_a, figures_b, table)
-    delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
-    preempted = preempted_requests(a.requests, b.requests)
-    return Comparison(figures_a, figures_b, delta, table, preempted, verdict, tuple(notes))
+    return compare_all(a, b, seed=seed, anyway=anyway)[0]
+
+
+def compare_all(
+    a: Recording, *others: Recording, seed: int = 0, anyway: bool = False
+) -> tuple[Comparison, ...]:
+    """Each of the others against `a`, in the given order; arguments and errors as for `compare`."""
+    figures_a = summarize(a)
+    found = []
+    for b in others:
+        notes = check_comparable(a, b, anyway=anyway) + _differences(a, b)
+        figures_b = summarize(b)
+        table = delta_table(
+            figures_a, figures_b, request_intervals(a.requests, b.requests, seed)
+        )
+        delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
+        verdict = give_verdict(a, b, figures_a, figures_b, table)
+        preempted = preempted_requests(a.requests, b.requests)
+        found.append(
+            Comparison(figures_a, figures_b, delta, table, preempted, verdict, tuple(notes))
+        )
+    return tuple(found)
 
 
 def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> list[str]:

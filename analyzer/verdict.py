@@ -53,19 +53,20 @@ def give_verdict(
     condition = describe_condition(a.meta, b.meta, a.pool_blocks, b.pool_blocks)
     facts = _facts(table)
     changed = [f for f in facts if f.verdict != "no difference"]
-    good = {f.verdict for f in changed}
-    winner = {frozenset(): "none", frozenset({"better"}): "B", frozenset({"worse"}): "A"}.get(
-        frozenset(good), "mixed"
-    )
-    name = _side("B", b.meta)
-    if not changed:
-        text = f"At {condition}, there is no difference between {_side('A', a.meta)} and {name}{_because(facts)}."
+    names = side_names(a, b)
+    if changed:
+        text = f"At {condition}, {names[1]} {_clauses(changed)} against {names[0]}."
     else:
-        text = (
-            f"At {condition}, {name} {_join([_clause(f) for f in changed])}{_against(a.meta)}."
-        )
-    quiet = _quiet(a, b, figures_a, figures_b)
-    return Verdict(f"{quiet} {text}" if quiet else text, winner, condition, tuple(facts))
+        text = f"At {condition}, there is no difference between {names[0]} and {names[1]}{_because(facts)}."
+    asides = [_quiet(a, b, figures_a, figures_b), text, _unlike_ends(figures_a, figures_b)]
+    return Verdict(" ".join(t for t in asides if t), _winner(changed), condition, tuple(facts))
+
+
+def _winner(changed: list[Fact]) -> str:
+    verdicts = {f.verdict for f in changed}
+    if len(verdicts) > 1:
+        return "mixed"
+    return {"better": "B", "worse": "A"}.get(verdicts.pop(), "none") if verdicts else "none"
 
 
 def _facts(table: pl.DataFrame) -> list[Fact]:
@@ -83,57 +84,102 @@ def _facts(table: pl.DataFrame) -> list[Fact]:
 
 
 def describe_condition(a: Meta, b: Meta, pool_a: int, pool_b: int) -> str:
-    """The setup in words: pool, and copy path and link where a side moves KV to the host."""
+    """The setup in words: pool, and copy path and link where a side moves KV to the host.
+
+    Of two sides that copy, only what they share is said here; what differs is in their names.
+    """
     pools = (
         f"{pool_a:,} blocks"
         if pool_a == pool_b
         else f"{pool_a:,} (A) and {pool_b:,} (B) blocks"
     )
-    swapping = [m for m in (a, b) if m.preemption_mode not in (None, "recompute")]
-    if not swapping:
+    copying = [m for m in (a, b) if m.preemption_mode not in (None, "recompute")]
+    if not copying:
         return pools
-    side = swapping[-1]
-    path, mode = side.settings.get("copy_path"), side.settings.get("copy_mode")
-    copies = " ".join(str(w) for w in (mode, path) if w)
-    device = side.get("device")
-    link = device.get("link_out_bytes_per_s") if isinstance(device, Mapping) else None
+    shared = [
+        _shared([m.settings.get(key) for m in copying]) for key in ("copy_mode", "copy_path")
+    ]
+    copies = " ".join(str(w) for w in shared if w)
+    link = _shared([_link_bytes_per_s(m) for m in copying])
     text = f"{pools} and {copies} copies" if copies else pools
-    return f"{text} over a {link / 1e9:.3g} GB/s link" if link else text
+    if link is None:
+        return text
+    return f"{text} over a {link / 1e9:.3g} GB/s link"
 
 
-def _side(letter: str, meta: Meta) -> str:
-    mode = meta.preemption_mode
-    return f"{letter} ({mode})" if mode else letter
+def _shared(values: list[Any]) -> Any:
+    """The value, if all are the same; else None."""
+    return values[0] if all(v == values[0] for v in values) else None
 
 
-def _against(meta: Meta) -> str:
-    return f" against {_side('A', meta)}"
+def _link_bytes_per_s(meta: Meta) -> float | None:
+    device = meta.get("device")
+    return device.get("link_out_bytes_per_s") if isinstance(device, Mapping) else None
 
 
-def _clause(fact: Fact) -> str:
-    change = (
-        f"{abs(fact.delta_frac):.1%}"
-        if abs(fact.delta_frac) < 0.1
-        else f"{abs(fact.delta_frac):.0%}"
-    )
-    change = change.replace("%", " %")
+def side_names(a: Recording, b: Recording) -> tuple[str, str]:
+    """What to call the sides: by preemption mode, or by the first two settings that differ, or by
+    label where nothing does.
+    """
+    modes = (a.meta.preemption_mode, b.meta.preemption_mode)
+    if None not in modes and modes[0] != modes[1]:
+        return f"A ({modes[0]})", f"B ({modes[1]})"
+    left, right = a.meta.settings, b.meta.settings
+    keys = [k for k in sorted({*left, *right}) if left.get(k) != right.get(k)][:2]
+    if keys:
+        words = (", ".join(f"{k} {side.get(k)}" for k in keys) for side in (left, right))
+        said_a, said_b = words
+        return f"A ({said_a})", f"B ({said_b})"
+    return f"A ({a.label})", f"B ({b.label})"
+
+
+def _clauses(changed: list[Fact]) -> str:
+    """What B does, one verb for neighbours that go the same way; E2E only where nothing else moved."""
+    spoken = [f for f in changed if not f.name.startswith("E2E")] or changed
+    clauses: list[str] = []
+    verb = None
+    for fact in spoken:
+        before, verb = verb, _verb(fact)
+        clauses.append(_amount(fact) if verb == before else f"{verb} {_amount(fact)}")
+    return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
+
+
+def _verb(fact: Fact) -> str:
     if fact.name == "duration":
-        return f"finishes {change} {'sooner' if fact.b < fact.a else 'later'} ({show_s(fact.a)} -> {show_s(fact.b)})"
-    verb = "cuts" if fact.b < fact.a else "raises"
-    if fact.a == 0:
-        return f"{verb} {fact.name} ({show_s(fact.a)} -> {show_s(fact.b)})"
-    return f"{verb} {fact.name} by {change} ({show_s(fact.a)} -> {show_s(fact.b)})"
+        return "finishes"
+    return "cuts" if fact.b < fact.a else "raises"
+
+
+def _amount(fact: Fact) -> str:
+    values = f"({show_change(fact.a, fact.b)})"
+    share = abs(fact.delta_frac)
+    change = (f"{share:.1%}" if share < 0.1 else f"{share:.0%}").replace("%", " %")
+    if fact.name == "duration":
+        return f"{change} {'sooner' if fact.b < fact.a else 'later'} {values}"
+    return f"{fact.name} by {change} {values}" if fact.a else f"{fact.name} {values}"
 
 
 def show_s(seconds: float) -> str:
     """A time in words of three digits: "17.1 s", "23.4 ms"."""
     if abs(seconds) >= 1 or seconds == 0:
-        return f"{seconds:.3g} s" if abs(seconds) < 1000 else f"{seconds:,.0f} s"
-    return f"{seconds * 1000:.3g} ms"
+        return f"{_digits(seconds, 3)} s"
+    return f"{_digits(seconds * 1000, 3)} ms"
 
 
-def _join(parts: list[str]) -> str:
-    return parts[0] if len(parts) == 1 else f"{', '.join(parts[:-1])} and {parts[-1]}"
+def show_change(a: float, b: float) -> str:
+    """Two times with one unit, and with as many digits as tell them apart: "17.1 -> 15.4 s"."""
+    unit, factor = ("s", 1.0) if max(abs(a), abs(b)) >= 1 else ("ms", 1000.0)
+    for digits in range(3, 7):
+        left, right = _digits(a * factor, digits), _digits(b * factor, digits)
+        if left != right:
+            break
+    return f"{left} -> {right} {unit}"
+
+
+def _digits(value: float, digits: int) -> str:
+    """A number of at least so many significant digits, thousands apart."""
+    whole = len(str(int(abs(value)))) if abs(value) >= 1 else 0
+    return f"{value:,.{max(digits - whole, 0)}f}" if whole else f"{value:.{digits}g}"
 
 
 def _because(facts: list[Fact]) -> str:
@@ -149,11 +195,19 @@ def _quiet(
     calm = [
         (side, rec, fig)
         for side, rec, fig in (("A", a, figures_a), ("B", b, figures_b))
-        if fig["num_preemptions"] == 0
+        if fig["num_preemptions"] == 0 and fig["peak_used_frac"] is not None
     ]
-    if not calm or calm[0][2]["peak_used_frac"] is None:
+    if not calm:
         return ""
-    side, rec, fig = max(calm, key=lambda c: c[2]["peak_used_frac"] or 0.0)
-    where = "in either run" if len(calm) == 2 else f"in {side}"
+    _, rec, fig = max(calm, key=lambda c: c[2]["peak_used_frac"])
+    where = "in either run" if len(calm) == 2 else f"in {calm[0][0]}"
     peak = f"{fig['peak_used_frac']:.0%}".replace("%", " %")
     return f"No preemption {where}; peak use {peak} of {rec.pool_blocks:,} blocks."
+
+
+def _unlike_ends(figures_a: Mapping[str, Any], figures_b: Mapping[str, Any]) -> str:
+    """A sentence where one run finished fewer requests, whose times it then lacks."""
+    a, b = figures_a["num_finished"], figures_b["num_finished"]
+    if a == b:
+        return ""
+    return f"But A finished {a:,} and B {b:,} requests, and latencies are of those."

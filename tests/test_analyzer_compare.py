@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analyzer.compare import compare, preempted_requests
+from analyzer.compare import compare, compare_all, preempted_requests
 from analyzer.stats import paired_intervals, summarize_sample
 from tests.builders import make_events, make_meta, make_requests, make_steps, record
 from tests.worlds import chunked_return
@@ -68,7 +68,7 @@ def test_a_run_against_itself_shows_no_difference_anywhere(tmp_path: Path) -> No
     assert found.verdict.winner == "none"
     assert (
         found.verdict.text
-        == "At 10 blocks, there is no difference between A (recompute) and B (recompute) (70 s and 70 s)."
+        == "At 10 blocks, there is no difference between A (a) and B (b) (70.0 s and 70.0 s)."
     )
 
 
@@ -217,3 +217,16 @@ def test_neither_recording_is_altered(tmp_path: Path) -> None:
     compare(a, b)
 
     assert a.requests.equals(before)
+
+
+def test_a_third_run_is_held_against_the_first(tmp_path: Path) -> None:
+    a, b, c = (
+        make_run(tmp_path / "a"),
+        make_run(tmp_path / "b", e2e=8.0),
+        make_run(tmp_path / "c", e2e=12.0),
+    )
+
+    found = compare_all(a, b, c)
+
+    assert [f.verdict.winner for f in found] == ["B", "A"]
+    assert found[0].delta == compare(a, b).delta

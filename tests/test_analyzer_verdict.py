@@ -9,7 +9,14 @@ import polars as pl
 import pytest
 
 from analyzer.compare import VERDICTS
-from analyzer.verdict import Verdict, describe_condition, give_verdict, show_s
+from analyzer.verdict import (
+    Verdict,
+    describe_condition,
+    give_verdict,
+    show_change,
+    show_s,
+    side_names,
+)
 from tests.builders import make_meta, make_steps, record
 from traces.recording import Meta, Recording
 
@@ -37,6 +44,7 @@ def sentence(
     rows: list[tuple[Any, ...]],
     preemptions: tuple[int, int] = (5, 5),
     peak: float = 1.0,
+    finished: tuple[int, int] = (9, 9),
 ) -> Verdict:
     """The verdict on rows of (metric, a, b, verdict)."""
     table = pl.DataFrame(
@@ -52,7 +60,10 @@ def sentence(
             "verdict": pl.Enum(VERDICTS),
         },
     )
-    figures = [{"num_preemptions": n, "peak_used_frac": peak} for n in preemptions]
+    figures = [
+        {"num_preemptions": n, "peak_used_frac": peak, "num_finished": f}
+        for n, f in zip(preemptions, finished, strict=True)
+    ]
     return give_verdict(*runs, *figures, table)
 
 
@@ -69,8 +80,8 @@ def test_the_sentence_gives_condition_direction_and_both_values(
     )
 
     assert found.text == (
-        "At 10 blocks and blocking coalesced copies over a 25 GB/s link, B (swap) finishes 0.6 % sooner (500 s -> 497 s) "
-        "and cuts TTFT p99 by 9.9 % (17.1 s -> 15.4 s) against A (recompute)."
+        "At 10 blocks and blocking coalesced copies over a 25 GB/s link, B (swap) finishes 0.6 % sooner (500 -> 497 s) "
+        "and cuts TTFT p99 by 9.9 % (17.1 -> 15.4 s) against A (recompute)."
     )
     assert (found.winner, [f.verdict for f in found.facts]) == (
         "B",
@@ -84,7 +95,7 @@ def test_a_gain_and_a_loss_are_both_said(runs: tuple[Recording, Recording]) -> N
     )
 
     assert (
-        "finishes 20 % later (10 s -> 12 s) and cuts ITL p99 by 50 % (200 ms -> 100 ms)"
+        "finishes 20 % later (10.0 -> 12.0 s) and cuts ITL p99 by 50 % (200 -> 100 ms)"
         in found.text
     )
     assert found.winner == "mixed"
@@ -112,7 +123,60 @@ def test_without_swap_no_link_is_named() -> None:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(0.0, "0 s"), (0.0234, "23.4 ms"), (17.12, "17.1 s"), (1234.5, "1,234 s")],
+    [
+        (0.0, "0 s"),
+        (0.0234, "23.4 ms"),
+        (17.12, "17.1 s"),
+        (1234.5, "1,234 s"),
+        (12.0, "12.0 s"),
+    ],
 )
 def test_times_are_shown_with_three_digits(seconds: float, shown: str) -> None:
     assert show_s(seconds) == shown
+
+
+def test_neighbours_that_go_the_same_way_share_a_verb(
+    runs: tuple[Recording, Recording],
+) -> None:
+    found = sentence(
+        runs, [("ttft_s p99", 2.0, 1.0, "better"), ("itl_s p99", 0.2, 0.1, "better")]
+    )
+
+    assert (
+        "B (swap) cuts TTFT p99 by 50 % (2.00 -> 1.00 s) and ITL p99 by 50 % (200 -> 100 ms) against"
+        in found.text
+    )
+
+
+def test_values_show_as_many_digits_as_tell_them_apart() -> None:
+    assert show_change(506.12, 505.88) == "506.1 -> 505.9 s"
+    assert show_change(0.5, 1.25) == "0.5 -> 1.25 s"
+
+
+def test_a_run_that_finished_fewer_requests_is_not_praised_without_saying_so(
+    runs: tuple[Recording, Recording],
+) -> None:
+    found = sentence(runs, [("duration_s", 10.0, 5.0, "better")], finished=(60, 50))
+
+    assert found.text.endswith(
+        "But A finished 60 and B 50 requests, and latencies are of those."
+    )
+
+
+def test_sides_of_one_mode_are_told_apart_by_what_differs(tmp_path: Path) -> None:
+    other = make_meta(settings={**make_meta()["settings"], "block_size": 8})
+    a = record(tmp_path / "a", steps=make_steps([1]))
+    b = record(tmp_path / "b", steps=make_steps([1]), meta=other)
+
+    assert side_names(a, b) == ("A (block_size 4)", "B (block_size 8)")
+    assert side_names(a, a) == ("A (a)", "B (a)")
+
+
+def test_two_copying_sides_name_what_they_share_in_the_condition() -> None:
+    sync = Meta(make_meta(**SWAP))
+    other = Meta({**sync, "settings": {**sync.settings, "copy_mode": "async"}})
+
+    assert (
+        describe_condition(sync, other, 10, 10)
+        == "10 blocks and coalesced copies over a 25 GB/s link"
+    )
