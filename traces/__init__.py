@@ -11,7 +11,7 @@ from typing import Any
 _WHERE = {
     "open_any": "traces.open",
     "open_workload": "traces.open",
-    "describe": "traces.describe",
+    "describe": "traces.description",
 }
 __all__ = ["describe", "open_any", "open_workload"]
 

@@ -16,7 +16,7 @@ from typing import Any
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
-    from traces.describe import describe
+    from traces.description import describe
 
     mapping = dict(args.map) or None
     found = [describe(f, mapping=mapping, time_unit=args.time_unit) for f in args.files]

@@ -119,24 +119,30 @@ def _line_records(source: Source) -> Iterator[tuple[str, Any]]:
     with source.open_text() as f, reading(source):
         for number, line in enumerate(f, 1):
             stripped = line.strip().lstrip("\ufeff")
-            if stripped:
-                yield f"line {number}", parse_line(source, stripped, number)
+            for value in parse_line(source, stripped, number) if stripped else ():
+                yield f"line {number}", value
 
 
-def parse_line(source: Source, line: str, number: int) -> Any:
-    """The JSON value of one line. Raises WorkloadError naming the line."""
+def parse_line(source: Source, line: str, number: int) -> list[Any]:
+    """The JSON values of one line: one, or several written without a line end between them.
+
+    Raises WorkloadError naming the line.
+    """
     import orjson
 
     try:
-        return orjson.loads(line)
+        return [orjson.loads(line)]
     except orjson.JSONDecodeError:
         pass  # NaN, or integers beyond 64 bits: Python's parser takes them, the readers judge them
+    values, at = [], 0
     try:
-        return json.loads(line)
-    except (json.JSONDecodeError, RecursionError) as e:
-        cut = isinstance(e, json.JSONDecodeError) and (
-            e.pos >= len(line) - 1 or e.msg.startswith("Unterminated")
-        )
+        while at < len(line):
+            value, at = _decode(line, at)
+            values.append(value)
+            at += len(line[at:]) - len(line[at:].lstrip())
+        return values
+    except json.JSONDecodeError as e:
+        cut = e.pos >= len(line) - 1 or e.msg.startswith("Unterminated")
         fault = "the line is cut off" if cut else f"the line is not valid JSON ({e})"
         raise source.error(
             f"line {number}", fault, "Copy or export the file again, or remove the line."

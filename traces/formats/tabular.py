@@ -7,6 +7,7 @@ numbers. What polars cannot read strictly is read again record by record, to nam
 
 from __future__ import annotations
 
+import glob
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,7 +61,7 @@ def load(
     if source.shape == "json":
         lazy = _scan_json(source, columns, kinds)
     elif source.shape == "parquet":
-        lazy = pl.scan_parquet(source.path)
+        lazy = pl.scan_parquet(source.path, glob=False)
     else:
         lazy = _scan_csv(source)
     picked = lazy.select([pl.col(c).alias(r) for r, c in columns.items()])
@@ -78,7 +79,11 @@ def _scan_csv(source: Source) -> pl.LazyFrame:
 
 def _csv(path: str | Path, source: Source) -> pl.LazyFrame:
     return pl.scan_csv(
-        path, separator=source.delimiter, infer_schema=False, with_column_names=_strip_names
+        path,
+        separator=source.delimiter,
+        infer_schema=False,
+        with_column_names=_strip_names,
+        glob=False,  # a file may be called a*b.csv
     )
 
 
@@ -104,7 +109,8 @@ def _scan_json(
     )
     if source.lines and source.encoding == "utf-8" and not dotted and not odd_ids:
         try:
-            return pl.scan_ndjson(source.path, schema=wanted).collect(engine="streaming").lazy()
+            one = glob.escape(str(source.path))  # it would take a*b.jsonl for a pattern
+            return pl.scan_ndjson(one, schema=wanted).collect(engine="streaming").lazy()
         except (PolarsError, OSError, PanicException):
             pass  # the slow way below reads what is odd and names what is wrong
     return _json_as_text(source, columns, kinds)

@@ -15,6 +15,7 @@ from traces.formats.json_records import records
 from traces.formats.raw import Format, RawTrace, ReadOptions, Rows
 from traces.formats.source import Source
 
+_SGLANG = ("total_output_tokens_retokenized", "sharegpt_output_len", "random_input_len")
 _HEADER = ("duration", "completed", "total_input_tokens")
 
 
@@ -36,7 +37,10 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         runs += 1
         _add(rows, f"{place}, ", lists, shift, runs)
         if starts:
-            end = max(starts) + shift
+            last = min(starts) + (
+                run["duration"] if isinstance(run["duration"], int | float) else 0
+            )
+            end = max(*starts, last) + shift
     notes = [
         "Times are a clock of the client machine, not dates: they count from its first request."
     ]
@@ -58,6 +62,11 @@ def _lists(source: Source, place: str, run: Any) -> dict[str, list[Any]]:
     names = ("start_times", "input_lens", "output_lens")
     missing = [n for n in names if not isinstance(run.get(n), list)]
     if missing:
+        if any(k in run for k in _SGLANG):
+            raise source.refuse(
+                "it is written by SGLang's bench_serving, which keeps no start times of its requests",
+                "Send the same load with vllm bench serve --save-result --save-detailed, or give a request log.",
+            )
         detailed = missing == ["start_times"]
         raise NotAWorkloadError(
             source.name,

@@ -120,7 +120,7 @@ def _format_of(path: str | Path, name: str | None) -> str:
 def _refused(path: str | Path, name: str | None, e: NotAWorkloadError) -> dict[str, Any]:
     out: dict[str, Any] = {
         "kind": "refused",
-        "format": "unknown",
+        "format": _format_of(path, name),
         "reason": e.fault,
         "what_to_do": e.remedy,
     }
