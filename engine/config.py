@@ -1,0 +1,321 @@
+"""Settings of a run: what a user may say, checked, and what the compiled core gets.
+
+Names are vLLM's where vLLM has the setting. A setting left at None takes vLLM's default for the
+device, or is derived; `resolve` does that once and returns everything a run needs. It knows no trace
+and runs nothing.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from engine.core.state import UNLIMITED, Clock, Mode, Rules, Victim
+from engine.cost_model import COPY_PATHS, CostParams, make_cost_params
+from engine.devices import DeviceSpec, load_device
+from engine.memory import default_token_budget, host_blocks, pool_blocks
+from engine.models import ModelShape, kv_bytes_per_block, load_model
+from traces.errors import SettingsError
+
+POLICIES = ("fcfs", "priority")
+PREEMPTION_MODES = ("recompute", "swap")
+VICTIMS = ("last", "priority", "fewest-computed", "most-blocks")
+COPY_MODES = ("blocking", "async")
+CLOCKS = ("modelled", "step", "latency")
+COMPAT = ("vllm-0.26",)
+DEFAULT_MODEL_LEN = 131_072
+
+# Keys of the parity harness's settings.json that mean the same under another name, and those that
+# only steer the harness itself.
+_ALIASES = {"num_blocks": "num_gpu_blocks"}
+_HARNESS_ONLY = ("record_free_queue", "cpu_blocks", "offload_prompt_only", "lazy_offload", "load_steps", "store_steps")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class EngineSettings:
+    """What a user may set. None: vLLM's default, or derived from model and device.
+
+    num_gpu_blocks counts the null block, as vLLM does; kv_tokens is the pool in tokens instead;
+    with neither, the pool is what gpu_memory_utilization of the device leaves. victim None: last
+    admitted under fcfs, least important under priority (both vLLM's). host_gib / num_host_blocks:
+    room for swapped requests. copy_path, copy_mode: how blocks cross the link. compat "vllm-0.26"
+    keeps that version's known faults. cost_overrides: parameters of the cost model by name.
+    """
+
+    num_gpu_blocks: int | None = None
+    kv_tokens: int | None = None
+    gpu_memory_utilization: float = 0.92
+    block_size: int = 16
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_model_len: int | None = None
+    enable_prefix_caching: bool = True
+    enable_chunked_prefill: bool = True
+    long_prefill_token_threshold: int = 0
+    policy: str = "fcfs"
+    watermark: float = 0.0
+    scheduler_reserve_full_isl: bool = True
+    async_scheduling: bool = False
+    preemption_mode: str = "recompute"
+    victim: str | None = None
+    host_gib: float = 16.0
+    num_host_blocks: int | None = None
+    copy_path: str = "coalesced"
+    copy_mode: str = "blocking"
+    model: str = "llama-3.1-8b"
+    device: str = "h100-sxm"
+    tensor_parallel_size: int = 1
+    kv_cache_dtype: str = "auto"
+    weight_dtype: str = "auto"
+    compat: str | None = None
+    clock: str = "modelled"
+    latency_ms: tuple[float, float, float] = (5.0, 0.05, 0.1)
+    livelock_steps: int = 5_000
+    max_steps: int | None = None
+    seed: int = 0
+    cost_overrides: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _check(self)
+
+    def with_(self, **changes: Any) -> EngineSettings:
+        """A copy with these fields changed. Raises SettingsError."""
+        return replace(self, **changes)
+
+
+def _one_of(name: str, value: Any, valid: tuple[str, ...]) -> None:
+    if value not in valid:
+        raise SettingsError(f"{name} {value!r} is not known. Choose one of {', '.join(valid)}.")
+
+
+def _at_least(name: str, value: Any, least: int) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise SettingsError(
+            f"{name} must be a whole number of at least {least}, not {value!r}."
+        )
+
+
+def _check(s: EngineSettings) -> None:
+    """Raise SettingsError at the first setting that cannot be."""
+    _one_of("policy", s.policy, POLICIES)
+    _one_of("preemption_mode", s.preemption_mode, PREEMPTION_MODES)
+    _one_of("copy_path", s.copy_path, COPY_PATHS)
+    _one_of("copy_mode", s.copy_mode, COPY_MODES)
+    _one_of("clock", s.clock, CLOCKS)
+    if s.victim is not None:
+        _one_of("victim", s.victim, VICTIMS)
+        if s.victim == "priority" and s.policy != "priority":
+            raise SettingsError(
+                "victim 'priority' needs policy 'priority': requests have no rank otherwise."
+            )
+    if s.compat is not None:
+        _one_of("compat", s.compat, COMPAT)
+    if s.num_gpu_blocks is not None and s.num_gpu_blocks < 2:
+        raise SettingsError(
+            f"num_gpu_blocks {s.num_gpu_blocks} leaves no block to use: one is vLLM's null block. Give 2 or more."
+        )
+    if s.num_gpu_blocks is not None and s.kv_tokens is not None:
+        raise SettingsError("num_gpu_blocks and kv_tokens both set the pool. Give one of them.")
+    for name, least in (
+        ("num_gpu_blocks", 2),
+        ("kv_tokens", 1),
+        ("block_size", 1),
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 1),
+        ("max_model_len", 2),
+        ("long_prefill_token_threshold", 0),
+        ("num_host_blocks", 0),
+        ("tensor_parallel_size", 1),
+        ("livelock_steps", 1),
+        ("max_steps", 1),
+    ):
+        _at_least(name, getattr(s, name), least)
+    for name, low, high in (
+        ("watermark", 0.0, 1.0),
+        ("gpu_memory_utilization", 0.0, 1.0),
+        ("host_gib", 0.0, 1e6),
+    ):
+        value = getattr(s, name)
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not low <= value <= high
+        ):
+            raise SettingsError(f"{name} must lie between {low:g} and {high:g}, not {value!r}.")
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Everything a run needs: rules and cost for the core, the rest for the record.
+
+    pool_blocks: usable blocks (num_gpu_blocks - 1); block_bytes: KV bytes of a block over all GPUs.
+    """
+
+    settings: EngineSettings
+    rules: Rules
+    cost: CostParams
+    model: ModelShape
+    device: DeviceSpec
+    num_gpu_blocks: int
+    host_blocks: int
+    block_bytes: int
+
+    @property
+    def pool_blocks(self) -> int:
+        return self.num_gpu_blocks - 1
+
+
+def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
+    """Fill in defaults and derive pool, rules and cost model.
+
+    Raises: SettingsError for anything that does not fit together.
+    """
+    model, device = load_model(s.model), load_device(s.device)
+    seqs, budget, length = _batch_limits(s, model, device)
+    tp = s.tensor_parallel_size
+    block_bytes = kv_bytes_per_block(model, s.block_size, s.kv_cache_dtype, tp) * tp
+    if s.num_gpu_blocks is not None:
+        blocks = s.num_gpu_blocks
+    elif s.kv_tokens is not None:
+        blocks = s.kv_tokens // s.block_size + 1
+        if blocks < 2:
+            raise SettingsError(
+                f"kv_tokens {s.kv_tokens} is less than one block of {s.block_size} tokens."
+            )
+    else:
+        blocks = pool_blocks(
+            model,
+            device,
+            gpu_memory_utilization=s.gpu_memory_utilization,
+            tp=tp,
+            kv_dtype=s.kv_cache_dtype,
+            weight_dtype=s.weight_dtype,
+            block_size=s.block_size,
+            max_num_batched_tokens=budget,
+            max_num_seqs=seqs,
+        )
+    host = 0
+    if s.preemption_mode == "swap":
+        host = s.num_host_blocks
+        if host is None:
+            host = host_blocks(
+                model, s.host_gib, tp=tp, kv_dtype=s.kv_cache_dtype, block_size=s.block_size
+            )
+    cost = make_cost_params(
+        model,
+        device,
+        tp=tp,
+        kv_dtype=s.kv_cache_dtype,
+        weight_dtype=s.weight_dtype,
+        block_size=s.block_size,
+        copy_path=s.copy_path,
+        overrides=s.cost_overrides,
+    )
+    victim = s.victim or ("priority" if s.policy == "priority" else "last")
+    rules = Rules(
+        block_size=s.block_size,
+        num_blocks=blocks,
+        max_num_seqs=seqs,
+        token_budget=budget,
+        max_model_len=length,
+        caching=int(s.enable_prefix_caching),
+        chunked=int(s.enable_chunked_prefill),
+        long_prefill=s.long_prefill_token_threshold,
+        priority=int(s.policy == "priority"),
+        watermark_blocks=int(s.watermark * blocks),
+        reserve_full=int(s.scheduler_reserve_full_isl),
+        async_scheduling=int(s.async_scheduling),
+        victim=int(list(Victim)[VICTIMS.index(victim)]),
+        mode=int(Mode.SWAP if s.preemption_mode == "swap" else Mode.RECOMPUTE),
+        host_blocks=host,
+        copy_async=int(s.copy_mode == "async"),
+        compat=int(s.compat is not None),
+        clock=int(list(Clock)[CLOCKS.index(s.clock)]),
+        concurrency=concurrency or 0,
+        livelock_steps=s.livelock_steps,
+        max_steps=s.max_steps or UNLIMITED,
+        block_bytes=block_bytes,
+        linear_base_ms=float(s.latency_ms[0]),
+        linear_prefill_ms=float(s.latency_ms[1]),
+        linear_decode_ms=float(s.latency_ms[2]),
+    )
+    return Resolved(s, rules, cost, model, device, blocks, host, block_bytes)
+
+
+def _batch_limits(
+    s: EngineSettings, model: ModelShape, device: DeviceSpec
+) -> tuple[int, int, int]:
+    """(max_num_seqs, max_num_batched_tokens, max_model_len) with vLLM's defaults and checks."""
+    default_budget = default_token_budget(device)
+    seqs = s.max_num_seqs or (1024 if default_budget == 8192 else 256)
+    length = s.max_model_len or model.max_model_len or DEFAULT_MODEL_LEN
+    budget = s.max_num_batched_tokens
+    if budget is None:
+        budget = max(default_budget, seqs)
+        if not s.enable_chunked_prefill:
+            budget = max(budget, length)
+        return seqs, budget, length
+    if budget < seqs:
+        raise SettingsError(
+            f"max_num_batched_tokens {budget} is less than max_num_seqs {seqs}: vLLM refuses that. Raise the first or lower the second."
+        )
+    if not s.enable_chunked_prefill and budget < length:
+        raise SettingsError(
+            f"max_num_batched_tokens {budget} is less than max_model_len {length} with chunked prefill off: a prompt "
+            "longer than the budget could never run. Raise the first, lower the second, or leave chunked prefill on."
+        )
+    return seqs, budget, length
+
+
+def settings_from_file(path: str | Path, base: EngineSettings | None = None) -> EngineSettings:
+    """Settings from a JSON object whose keys are fields of EngineSettings or of the parity harness.
+
+    Unknown keys raise SettingsError; keys that only steer the harness are passed over, with a
+    warning where they hold something that would change the run.
+    """
+    path = Path(path)
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise SettingsError(
+            f"{path.name}: there is no such file. Give the path of a settings JSON."
+        ) from None
+    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise SettingsError(f"{path.name}: not a readable JSON file ({error}).") from None
+    if not isinstance(document, dict):
+        raise SettingsError(
+            f"{path.name}: holds a {type(document).__name__}, not an object of settings."
+        )
+    known = {f.name for f in fields(EngineSettings)}
+    changes: dict[str, Any] = {}
+    for key, value in document.items():
+        name = _ALIASES.get(key, key)
+        if name in known:
+            changes[name] = tuple(value) if name == "latency_ms" else value
+        elif key == "offload":
+            if value is not None:
+                raise SettingsError(
+                    f"{path.name}: offload {value!r} is not simulated yet. Use preemption_mode recompute or swap."
+                )
+        elif key not in _HARNESS_ONLY:
+            raise SettingsError(
+                f"{path.name}: unknown setting {key!r}. Known are {', '.join(sorted(known))}."
+            )
+    if (
+        changes.get("num_gpu_blocks") is not None
+        and base is not None
+        and base.kv_tokens is not None
+    ):
+        warnings.warn(f"{path.name}: num_gpu_blocks replaces kv_tokens", stacklevel=2)
+        base = replace(base, kv_tokens=None)
+    try:
+        return replace(base or EngineSettings(), **changes)
+    except TypeError as error:
+        raise SettingsError(f"{path.name}: {error}.") from None

@@ -1,0 +1,181 @@
+"""After the decision: what a step computes, and what its outputs change.
+
+`advance` runs right after schedule(): it counts the step's tokens and hands it to the executor.
+`process` runs when the outputs are there: sampled tokens are known, requests end. With asynchronous
+scheduling that is after the next schedule(), so two steps can be in flight.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.core import events, pool, queues
+from engine.core.jit import inlined, kernel
+from engine.core.preempt import drop_host_copy, free_blocks_of
+from engine.core.state import Kind, Status
+
+_ZERO = np.int64(0)
+_RUNNING, _PREEMPTED = np.int64(Status.RUNNING), np.int64(Status.PREEMPTED)
+_SWAPPED, _FINISHED, _K_FINISH = (
+    np.int64(Status.SWAPPED),
+    np.int64(Status.FINISHED),
+    np.int64(Kind.FINISH),
+)
+
+
+@kernel
+def advance(s: Any, rules: Any, window_tokens: Any) -> Any:
+    """Advance the scheduled requests and put the step in flight.
+
+    Returns (num_decode, decode_ctx, decode_window_ctx, prefill_tokens, prefill_qk,
+    prefill_window_qk, num_chunks, num_logit_rows), the cost model's view of the step: a request
+    with one token attends like a decode, whatever that token is.
+    """
+    c = s.c[0]
+    k = (c.oldest_in_flight + c.num_in_flight) % 2
+    row = s.flight_row[k]
+    prefill, decode, recomputed = 0, 0, 0
+    num_decode, chunks, chunk_tokens, rows = 0, 0, 0, 0
+    ctx, window_ctx, qk, window_qk = 0.0, 0.0, 0.0, 0.0
+    for i in range(c.num_sched):
+        r, n = s.seats[i].sched_req, s.seats[i].sched_tok
+        q = s.requests[r]
+        start = q.num_computed
+        end = start + n
+        again = max(0, min(end, q.high_water) - start)
+        fresh = start + again
+        first = max(0, min(end, q.prompt) - fresh)
+        recomputed += again
+        prefill += first
+        decode += n - again - first
+        q.recomputed_tokens += again
+        if end > q.high_water:
+            q.high_water = end
+        q.num_computed = end
+        samples = end >= q.num_tokens + q.placeholders
+        if samples:
+            rows += 1
+            if rules.async_scheduling:
+                q.placeholders += 1
+        if n == 1:
+            num_decode += 1
+            ctx += end
+            window_ctx += min(end, window_tokens)
+        else:
+            chunks += 1
+            chunk_tokens += n
+            mean = start + 0.5 * n
+            qk += n * mean
+            window_qk += n * min(mean, float(window_tokens))
+        s.flight[k * len(s.seats) + i].req = r
+        s.flight[k * len(s.seats) + i].samples = 1 if samples else 0
+    row.num_scheduled = c.num_sched
+    c.num_in_flight += 1
+    row.prefill_tokens = prefill
+    row.decode_tokens = decode
+    row.recomputed_tokens = recomputed
+    _count(s, rules, row)
+    return num_decode, ctx, window_ctx, chunk_tokens, qk, window_qk, chunks, rows
+
+
+@inlined
+def _count(s: Any, rules: Any, row: Any) -> None:
+    """Fill the queue and block counts of a step row as they are after schedule()."""
+    c = s.c[0]
+    row.step = c.step
+    row.num_running = c.num_running
+    row.num_waiting = c.num_waiting
+    row.num_swapped = c.num_swapped + c.num_loads
+    resumed = 0
+    cached = 0
+    for i in range(c.num_admitted):
+        cached += s.seats[i].admitted_cached
+        if s.requests[s.seats[i].admitted].num_preemptions > 0:
+            resumed += 1
+    row.num_admitted = c.num_admitted - resumed
+    row.num_resumed = resumed
+    row.num_preempted = c.num_preempted
+    row.num_finished = 0
+    row.cached_tokens = cached
+    row.free_blocks = c.num_free
+    row.used_blocks = rules.num_blocks - 1 - c.num_free
+    row.cached_free_blocks = c.cached_free
+    row.fenced_blocks = c.fenced_blocks
+    row.host_used_blocks = rules.host_blocks - c.host_free
+    row.swap_out_bytes = 0
+    row.swap_in_bytes = 0
+
+
+@kernel
+def process(s: Any, rules: Any) -> None:
+    """Apply the outputs of the oldest step in flight: sample, end, and record its row."""
+    c = s.c[0]
+    k = c.oldest_in_flight
+    row = s.flight_row[k]
+    end_s = row.t_start_s + row.duration_s
+    c.num_finished = 0
+    from_running = 0
+    for i in range(row.num_scheduled):
+        r = s.flight[k * len(s.seats) + i].req
+        q = s.requests[r]
+        if np.isnan(q.first_scheduled_s):
+            q.first_scheduled_s = row.t_start_s
+        if s.flight[k * len(s.seats) + i].samples == 0 or q.status >= _FINISHED:
+            continue
+        q.num_tokens += 1
+        if np.isnan(q.first_token_s):
+            q.first_token_s = end_s
+        else:
+            gap = end_s - q.last_token_s
+            if gap > q.max_itl_s:
+                q.max_itl_s = gap
+        q.last_token_s = end_s
+        if rules.async_scheduling:
+            q.placeholders -= 1
+            if rules.caching and q.status == _RUNNING:
+                pool.register_full(s, r, q.num_computed - q.placeholders, rules.block_size)
+        if q.num_tokens - q.prompt >= q.max_tokens or q.num_tokens >= rules.max_model_len:
+            if q.status == _RUNNING:
+                from_running += 1
+            _finish(s, rules, r, end_s)
+    if from_running > 0:
+        _drop_finished(s)
+    row.num_finished = c.num_finished
+    s.step_rows[c.num_step_rows] = row
+    c.num_step_rows += 1
+    c.oldest_in_flight = (k + 1) % 2
+    c.num_in_flight -= 1
+
+
+@kernel
+def _finish(s: Any, rules: Any, r: Any, end_s: Any) -> None:
+    """End request r, wherever its last token found it."""
+    c = s.c[0]
+    q = s.requests[r]
+    if q.status == _PREEMPTED:
+        queues.wait_remove(s, r, rules.priority)
+    elif q.status == _SWAPPED:
+        queues.swapped_remove(s, r)
+        if not q.fenced:
+            drop_host_copy(s, r)
+    was_running = q.status == _RUNNING
+    events.end_request(s, r, _FINISHED, _K_FINISH, end_s, _ZERO)
+    if was_running:
+        free_blocks_of(s, r)
+    s.seats[c.num_finished].finished = r
+    c.num_finished += 1
+
+
+@inlined
+def _drop_finished(s: Any) -> None:
+    """Close the gaps that finished requests left in the running queue."""
+    c = s.c[0]
+    kept = 0
+    for i in range(c.num_running):
+        r = s.seats[i].running
+        if s.requests[r].status == _RUNNING:
+            s.seats[kept].running = r
+            kept += 1
+    c.num_running = kept

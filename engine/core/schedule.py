@@ -1,0 +1,363 @@
+"""One scheduling step: who runs, with how many tokens, and who loses its blocks.
+
+The order of the phases is vLLM 0.26.0's V1 scheduler: grow the running requests, in running order;
+then, only if nothing was preempted, let waiting ones in. Between the two stands what vLLM has not:
+swapped requests come back. A waiting request never preempts anyone.
+Known faults of 0.26.0 are mended unless `rules.compat`: a request that can never fit is refused
+(there it waits for ever), and a cancelled step leaves nothing in the prefix index (preempt.py).
+Docs: docs/scheduler.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from engine.core import events, pool, queues
+from engine.core.jit import inlined, kernel
+from engine.core.preempt import (
+    choose_victim,
+    contended,
+    copy_cost_s,
+    drop_host_copy,
+    free_blocks_of,
+    preempt,
+    release_copies,
+    run_again,
+)
+from engine.core.state import Kind, Mode, Reason, Status, Victim
+
+_PRIORITY = np.int64(Victim.PRIORITY)
+_SWAP = np.int64(Mode.SWAP)
+_RUNNING, _LOADING, _REFUSED = (
+    np.int64(Status.RUNNING),
+    np.int64(Status.LOADING),
+    np.int64(Status.REFUSED),
+)
+_WAITING, _PREEMPTED = np.int64(Status.WAITING), np.int64(Status.PREEMPTED)
+_SWAPPED, _ABORTED = np.int64(Status.SWAPPED), np.int64(Status.ABORTED)
+_K_ADMIT, _K_SWAP_IN = np.int64(Kind.ADMIT), np.int64(Kind.SWAP_IN)
+_K_REFUSE, _K_ABORT = np.int64(Kind.REFUSE), np.int64(Kind.ABORT)
+_ZERO, _IN = np.int64(0), np.int64(1)  # numbers that reach other functions: typed, not literal
+_OUTGREW = np.int64(Reason.OUTGREW_POOL)
+
+
+@kernel
+def schedule(s: Any, rules: Any, cost: Any) -> None:
+    """Decide one step at time `now_s` and do it; the step's arrays say what was decided."""
+    c = s.c[0]
+    c.num_sched = 0
+    c.num_admitted = 0
+    c.num_preempted = 0
+    c.num_evicted = 0
+    c.waited_for_fence = 0
+    c.stall_until_s = 0.0
+    if c.num_fences + c.num_loads > 0:
+        release_copies(s, rules)
+    budget = _grow(s, rules, cost)
+    if c.num_preempted > 0 or c.waited_for_fence:
+        return
+    if rules.mode == _SWAP:
+        budget = _swap_in(s, rules, cost, budget)
+        if c.num_swapped > 0:
+            return
+    _admit(s, rules, budget)
+
+
+@inlined
+def _blocks_for(tokens: Any, rules: Any) -> Any:
+    return (min(tokens, rules.max_model_len) + rules.block_size - 1) // rules.block_size
+
+
+@inlined
+def _place(s: Any, r: Any, tokens: Any, new_from: Any) -> None:
+    """Write request r into this step with that many tokens."""
+    c = s.c[0]
+    i = c.num_sched
+    s.seats[i].sched_req = r
+    s.seats[i].sched_tok = tokens
+    s.seats[i].sched_new_from = new_from
+    s.requests[r].sched_step = c.step
+    c.num_sched = i + 1
+
+
+@kernel
+def _unplace(s: Any, r: Any) -> Any:
+    """Cancel request r's part of this step; returns the tokens it gives back."""
+    c = s.c[0]
+    i = 0
+    while s.seats[i].sched_req != r:
+        i += 1
+    tokens = s.seats[i].sched_tok
+    for k in range(i, c.num_sched - 1):
+        s.seats[k].sched_req = s.seats[k + 1].sched_req
+        s.seats[k].sched_tok = s.seats[k + 1].sched_tok
+        s.seats[k].sched_new_from = s.seats[k + 1].sched_new_from
+    c.num_sched -= 1
+    return tokens
+
+
+@inlined
+def _take_blocks(s: Any, r: Any, total: Any) -> None:
+    """Extend the block-table row of request r to `total` blocks. There must be enough."""
+    q = s.requests[r]
+    for i in range(q.num_blocks, total):
+        s.table[q.slot, i] = pool.take_block(s)
+    if total > q.num_blocks:
+        q.num_blocks = total
+
+
+@kernel
+def _grow(s: Any, rules: Any, cost: Any) -> Any:
+    """Phase A: tokens and blocks for the running requests; returns the budget left."""
+    c = s.c[0]
+    budget = rules.token_budget
+    i = _ZERO
+    while i < c.num_running and budget > 0:
+        r = s.seats[i].running
+        q = s.requests[r]
+        if (
+            q.placeholders > 0
+            and q.num_computed + 2 - q.placeholders >= q.prompt + q.max_tokens
+        ):
+            i += 1  # its last token is already in flight
+            continue
+        new = q.num_tokens + q.placeholders - q.num_computed
+        if 0 < rules.long_prefill < new:
+            new = rules.long_prefill
+        new = min(new, budget, rules.max_model_len - q.num_computed - 1)
+        if new <= 0:
+            i += 1
+            continue
+        before = q.num_blocks
+        if q.num_computed + new > before * rules.block_size:
+            total = _blocks_for(q.num_computed + new, rules)
+            if total - before > c.num_free:
+                i, budget, fits = _make_room(s, rules, cost, i, total - before, budget)
+                if not fits:
+                    if q.status != _RUNNING:
+                        break  # it was its own victim: the phase ends
+                    i += 1  # its blocks are on their way: it skips this step
+                    continue
+            _take_blocks(s, r, total)
+        if rules.caching:
+            known = min(q.num_computed + new, q.num_tokens)
+            if known >= (q.num_hashed + 1) * rules.block_size:
+                pool.register_full(s, r, known, rules.block_size)
+        _place(s, r, new, before)
+        budget -= new
+        i += 1
+    return budget
+
+
+@kernel
+def _make_room(s: Any, rules: Any, cost: Any, i: Any, need: Any, budget: Any) -> Any:
+    """Preempt until `need` blocks are free for the request at place i of the running queue.
+
+    Returns its place now, the budget now, and whether they are free. They are not when the request
+    was its own victim, or when enough blocks are fenced behind copies: taking more victims would
+    not bring blocks any sooner.
+    """
+    c = s.c[0]
+    r = s.seats[i].running
+    while need > c.num_free:
+        if c.fenced_blocks > 0 and need <= c.num_free + c.fenced_blocks:
+            c.waited_for_fence = 1
+            return i, budget, False
+        place = choose_victim(s, rules)
+        victim = s.seats[place].running
+        was_scheduled = s.requests[victim].sched_step == c.step
+        queues.run_remove_at(s, place)
+        if was_scheduled:
+            budget += _unplace(s, victim)
+        # vLLM steps back only for a victim already scheduled; a skipped one in front of i makes it
+        # pass over the next request once. Our own victim rules do not copy that.
+        if was_scheduled or (rules.victim > _PRIORITY and place < i):
+            i -= 1
+        preempt(s, rules, cost, victim, r, was_scheduled)
+        if victim == r:
+            return i, budget, False
+    return i, budget, True
+
+
+@inlined
+def _never_fits(s: Any, rules: Any, r: Any) -> Any:
+    known = s.requests[r].num_tokens
+    return (known + rules.block_size - 1) // rules.block_size > rules.num_blocks - 1
+
+
+@inlined
+def _claim_slot(s: Any, r: Any) -> None:
+    c = s.c[0]
+    c.num_slots -= 1
+    s.requests[r].slot = s.slots[c.num_slots].free
+
+
+@kernel
+def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
+    """Bring swapped requests back, in order, while blocks, seats and budget last."""
+    c = s.c[0]
+    while c.num_swapped > 0 and budget > 0:
+        if c.num_running + c.num_loads >= rules.max_num_seqs or c.num_slots == 0:
+            break
+        r = s.requests[0].swap_queue
+        q = s.requests[r]
+        if _never_fits(s, rules, r):
+            queues.swapped_remove(s, r)
+            if not q.fenced:
+                drop_host_copy(s, r)
+            events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OUTGREW)
+            continue
+        if q.fenced:
+            break  # its copy out has not ended
+        new = q.num_tokens + q.placeholders - q.num_computed
+        if 0 < rules.long_prefill < new:
+            new = rules.long_prefill
+        new = min(new, budget, rules.max_model_len - q.num_computed - 1)
+        if new <= 0:
+            break
+        watermark = rules.watermark_blocks if c.num_running > 0 else 0
+        total = _blocks_for(max(q.num_tokens, q.num_computed + new), rules)
+        if total + watermark > c.num_free:
+            break
+        queues.swapped_remove(s, r)
+        _claim_slot(s, r)
+        _take_blocks(s, r, total)
+        _start_swap_in(s, rules, cost, r)
+        if rules.copy_async:
+            q.status = _LOADING
+            s.slots[c.num_loads].load = r
+            c.num_loads += 1
+        else:
+            drop_host_copy(s, r)
+            if rules.caching:
+                known = min(q.num_computed + new, q.num_tokens)
+                pool.register_full(s, r, known, rules.block_size)
+            run_again(s, r, _ZERO)
+            _place(s, r, new, _ZERO)
+            _note_admitted(s, r, _ZERO)
+            budget -= new
+    return budget
+
+
+@kernel
+def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any) -> None:
+    """Queue the copy of request r from the host into its new blocks."""
+    c = s.c[0]
+    q = s.requests[r]
+    alone = copy_cost_s(s, rules, cost, q.slot, q.host_blocks, _IN)
+    start = max(c.now_s, c.gpu_free_s, c.link_in_free_s)
+    duration = contended(start, c.link_out_free_s, alone, cost.contention_in)
+    c.link_in_free_s = start + duration
+    q.ready_s = start + duration
+    moved = q.host_blocks * rules.block_bytes
+    q.swapped_bytes += moved
+    if not rules.copy_async:
+        c.stall_until_s = max(c.stall_until_s, q.ready_s)
+    i = events.note(s, _K_SWAP_IN, r, start, q.host_blocks, q.num_computed, c.num_free)
+    s.event_rows[i].bytes = moved
+    s.event_rows[i].cost_s = duration
+
+
+@inlined
+def _note_admitted(s: Any, r: Any, cached_tokens: Any) -> None:
+    c = s.c[0]
+    s.seats[c.num_admitted].admitted = r
+    s.seats[c.num_admitted].admitted_cached = cached_tokens
+    c.num_admitted += 1
+
+
+@kernel
+def _find_hits(s: Any, r: Any, slot: Any, block_size: Any) -> Any:
+    """Write the cached leading blocks of request r into row `slot`; returns (hits, idle hits)."""
+    limit = (s.requests[r].num_tokens - 1) // block_size
+    hits = 0
+    idle = 0
+    while hits < limit:
+        b = pool.lookup(s, pool.block_key(s, r, hits, block_size))
+        if b == 0:
+            break
+        s.table[slot, hits] = b
+        if s.blocks[b].ref == 0:
+            idle += 1
+        hits += 1
+    return hits, idle
+
+
+@kernel
+def _admit(s: Any, rules: Any, budget: Any) -> None:
+    """Phase B: waiting requests, in order, until one does not fit."""
+    c = s.c[0]
+    size = rules.block_size
+    while c.num_waiting > 0 and budget > 0:
+        if c.num_running + c.num_loads >= rules.max_num_seqs or c.num_slots == 0:
+            return
+        r = queues.wait_head(s, rules.priority)
+        q = s.requests[r]
+        if not rules.compat and _never_fits(s, rules, r):
+            queues.wait_remove(s, r, rules.priority)
+            events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OUTGREW)
+            continue
+        slot = s.slots[c.num_slots - 1].free
+        hits, idle = _ZERO, _ZERO
+        if rules.caching:
+            hits, idle = _find_hits(s, r, slot, size)
+        new = q.num_tokens - hits * size
+        if 0 < rules.long_prefill < new:
+            new = rules.long_prefill
+        if not rules.chunked and new > budget:
+            return
+        new = min(new, budget)
+        watermark = rules.watermark_blocks if c.num_running > 0 else 0
+        if rules.reserve_full:
+            whole = max(_blocks_for(q.num_tokens, rules) - hits, 0)
+            if whole + idle + watermark > c.num_free:
+                return
+        total = _blocks_for(hits * size + new, rules)
+        if max(total - hits, 0) + idle + watermark > c.num_free:
+            return
+        free_before = c.num_free
+        queues.wait_remove(s, r, rules.priority)
+        _claim_slot(s, r)
+        for i in range(hits):
+            pool.touch(s, np.int64(s.table[slot, i]))
+        q.num_blocks = hits
+        q.num_hashed = hits
+        _take_blocks(s, r, total)
+        q.num_computed = hits * size
+        q.cached_tokens += hits * size
+        if rules.caching:
+            pool.register_full(s, r, min(hits * size + new, q.num_tokens), size)
+        if q.num_preemptions > 0:
+            run_again(s, r, hits * size)
+        else:
+            q.status = _RUNNING
+            s.seats[c.num_running].running = r
+            c.num_running += 1
+            events.note(s, _K_ADMIT, r, c.now_s, q.num_blocks, hits * size, free_before)
+        _place(s, r, new, _ZERO)
+        _note_admitted(s, r, hits * size)
+        budget -= new
+
+
+@kernel
+def abort(s: Any, rules: Any, r: Any) -> Any:
+    """Take request r out of whatever queue it is in; returns whether it was in one."""
+    q = s.requests[r]
+    status = q.status
+    if status == _RUNNING:
+        queues.run_remove_at(s, queues.run_place(s, r))
+        free_blocks_of(s, r)
+    elif status == _LOADING:
+        pass  # its blocks come back when the copy has ended
+    elif status == _SWAPPED:
+        queues.swapped_remove(s, r)
+        if not q.fenced:
+            drop_host_copy(s, r)
+    elif status == _WAITING or status == _PREEMPTED:
+        queues.wait_remove(s, r, rules.priority)
+    else:
+        return False
+    events.end_request(s, r, _ABORTED, _K_ABORT, s.c[0].now_s, _ZERO)
+    return True

@@ -1,0 +1,135 @@
+"""A log of every decision, one JSON record a step, with the parity harness's field names.
+
+It looks at the core between phases and writes what it sees; it changes nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.config import EngineSettings
+from engine.core.state import State
+from engine.simulator import simulate_by_step
+from traces.errors import SettingsError
+from traces.workload import Workload
+
+
+def waiting_order(s: State) -> list[int]:
+    """Requests of the waiting queue in the order in which they would be popped."""
+    c = s.c[0]
+    if c.heap_size:
+        waiting = s.requests.heap[: c.heap_size]
+        return [int(r) for r in waiting[np.argsort(s.requests["rank"][waiting])]]
+    head = len(s.requests) - 1
+    order = []
+    r = int(s.requests[head]["wait_next"])
+    while r != head:
+        order.append(r)
+        r = int(s.requests[r]["wait_next"])
+    return order
+
+
+def _blocks(s: State) -> dict[str, int]:
+    c = s.c[0]
+    usable = len(s.blocks) - 1
+    return {
+        "usable": usable,
+        "used": usable - int(c.num_free),
+        "free": int(c.num_free),
+        "cached_used": int(c.cached_used),
+        "cached_free": int(c.cached_free),
+    }
+
+
+def step_record(s: State, ids: np.ndarray) -> dict[str, Any]:
+    """What the schedule() call just made decided."""
+    c, seats = s.c[0], s.seats
+    cached = {
+        int(r): int(n)
+        for r, n in zip(seats.admitted[: c.num_admitted], seats.admitted_cached, strict=False)
+    }
+    scheduled, new_blocks, admitted = [], {}, []
+    for i in range(c.num_sched):
+        r, n = int(seats.sched_req[i]), int(seats.sched_tok[i])
+        q = s.requests[r]
+        before = int(q.num_computed) - n
+        scheduled.append({"id": ids[r], "tokens": n, "computed_before": before})
+        first = 0 if r in cached else int(seats.sched_new_from[i])
+        row = s.table[q.slot, first : q.num_blocks]
+        if r in cached or len(row):
+            new_blocks[ids[r]] = [int(b) for b in row]
+        if r in cached:
+            kind = "resumed" if q.num_preemptions else "new"
+            admitted.append(
+                {"id": ids[r], "kind": kind, "cached_tokens": cached[r], "tokens": n}
+            )
+    preempted = [
+        {
+            "id": ids[seats.preempted[k]],
+            "computed_tokens_lost": int(seats.preempted_tokens[k]),
+            "blocks_held": int(seats.preempted_blocks[k]),
+        }
+        for k in range(c.num_preempted)
+    ]
+    return {
+        "step": int(c.step),
+        "running": [ids[r] for r in seats.running[: c.num_running]],
+        "waiting": [ids[r] for r in waiting_order(s)],
+        "swapped": [ids[r] for r in s.requests.swap_queue[: c.num_swapped]],
+        "scheduled": scheduled,
+        "admitted": admitted,
+        "preempted": preempted,
+        "aborted": [ids[r] for r in s.requests.aborted[: c.num_aborted]],
+        "new_blocks": new_blocks,
+        "blocks": _blocks(s),
+        "finished": [],
+    }
+
+
+def write_decisions(
+    workload: Workload,
+    settings: EngineSettings,
+    out_dir: str | Path,
+    decisions: str | Path,
+    *,
+    overwrite: bool = False,
+) -> str:
+    """Run, record, and write one line a step to `decisions`; returns the run's status.
+
+    Raises: SettingsError if the file cannot be written.
+    """
+    try:
+        handle = Path(decisions).open("w", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"{decisions}: cannot write the decisions ({error.strerror}). Give another file."
+        ) from None
+    record: dict[str, Any] | None = None
+    status = "completed"
+    with handle:
+        for phase, s, ids in simulate_by_step(workload, settings, out_dir, overwrite=overwrite):
+            if phase == "scheduled":
+                _write(handle, record)
+                record = step_record(s, ids)
+            elif phase == "processed":
+                assert record is not None
+                record["finished"] += [ids[r] for r in s.seats.finished[: s.c[0].num_finished]]
+                record["blocks_end"] = _blocks(s)
+            elif phase == "drained":
+                if record is not None:
+                    record["finished"] += [
+                        ids[r] for r in s.seats.finished[: s.c[0].num_finished]
+                    ]
+            else:
+                status = phase
+        _write(handle, record)
+    return status
+
+
+def _write(handle: Any, record: dict[str, Any] | None) -> None:
+    if record is not None:
+        handle.write(json.dumps(record, separators=(",", ":")) + "\n")

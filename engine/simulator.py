@@ -1,0 +1,276 @@
+"""A Workload and settings to a Recording: the compiled core, a virtual clock, and the recorder.
+
+It runs fixed-size chunks of steps, so that memory stays constant, progress shows and cancel works.
+It decides nothing (core/) and knows no formula (cost_model.py).
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numba
+import numpy as np
+import pyarrow as pa
+
+from engine import VERSION
+from engine.config import EngineSettings, Resolved, resolve
+from engine.core.loop import Code, begin, finish, run_chunk
+from engine.core.state import Kind, State, make_state
+from engine.recorder import Recorder, prepare_directory
+from traces.errors import SettingsError
+from traces.workload import Workload
+
+CHUNK_STEPS = 8_000
+BASELINE = "0.26.0"
+_ENDS = int(Kind.FINISH)  # finish, abort and refuse are the last kinds
+_STATUS = {
+    Code.DONE: "completed",
+    Code.STALLED: "stalled",
+    Code.LIVELOCK: "livelock",
+    Code.MAX_STEPS: "max_steps",
+}
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a run is: share of requests that ended, steps so far, simulated seconds."""
+
+    fraction_finished: float
+    steps: int
+    sim_time_s: float
+
+
+@dataclass(frozen=True)
+class SimulationResult:
+    """What a run came to. status: completed, cancelled, stalled, livelock or max_steps."""
+
+    path: Path
+    status: str
+    num_steps: int
+    num_requests: int
+    num_preemptions: int
+    duration_s: float
+    wall_s: float
+
+
+def simulate(
+    workload: Workload,
+    settings: EngineSettings,
+    out_dir: str | Path,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    overwrite: bool = False,
+) -> SimulationResult:
+    """Run `workload` under `settings` and record every step and event in `out_dir`.
+
+    progress and cancelled are called between chunks of steps. A cancelled run leaves a readable
+    recording of what it did.
+
+    Raises: SettingsError before anything is written.
+    """
+    run = _Run(workload, settings, out_dir, overwrite)
+    started = time.perf_counter()
+    code = Code.MORE
+    status = None
+    while status is None:
+        code = Code(run_chunk(run.state, run.resolved.rules, run.resolved.cost, CHUNK_STEPS))
+        run.record()
+        if progress is not None:
+            progress(run.progress())
+        if code in _STATUS:
+            status = _STATUS[code]
+        elif cancelled is not None and cancelled():
+            status = "cancelled"
+    return run.close(status, time.perf_counter() - started)
+
+
+def simulate_by_step(
+    workload: Workload,
+    settings: EngineSettings,
+    out_dir: str | Path,
+    *,
+    overwrite: bool = False,
+) -> Iterator[tuple[str, State, np.ndarray]]:
+    """The same run, one phase at a time, for whoever wants to look at every decision.
+
+    Yields ("scheduled", state, request ids) after each schedule(), ("processed", ...) after its
+    outputs, ("drained", ...) when an output came without a step; last (status, ...) when the run
+    has ended and its recording is closed. The arrays of the state are valid until the next step.
+    """
+    run = _Run(workload, settings, out_dir, overwrite)
+    rules, cost = run.resolved.rules, run.resolved.cost
+    started = time.perf_counter()
+    while True:
+        code = Code(begin(run.state, rules, cost))
+        if code == Code.FLUSH:
+            run.record()
+            continue
+        if code == Code.DRAINED:
+            yield "drained", run.state, run.ids
+            continue
+        if code == Code.MORE:
+            yield "scheduled", run.state, run.ids
+            code = Code(finish(run.state, rules))
+            yield "processed", run.state, run.ids
+        if code in _STATUS:
+            run.close(_STATUS[code], time.perf_counter() - started)
+            yield _STATUS[code], run.state, run.ids
+            return
+
+
+class _Run:
+    """One run in progress: the state, its recorder, and the books of both."""
+
+    def __init__(
+        self, workload: Workload, settings: EngineSettings, out_dir: str | Path, overwrite: bool
+    ) -> None:
+        self.resolved = resolve(settings, concurrency=workload.concurrency)
+        columns = core_columns(workload, settings)
+        self.state = make_state(columns, self.resolved.rules)
+        self.ids = workload.table["request_id"].to_numpy()
+        directory = prepare_directory(out_dir, overwrite=overwrite)
+        self.recorder = Recorder(
+            directory,
+            run_metadata(workload, self.resolved),
+            pa.array(self.ids, pa.string()),
+            settings.block_size,
+            self.resolved.pool_blocks,
+        )
+        self.recorder.set_priorities(columns["priority"])
+        self.preemptions = 0
+        self.steps = 0
+
+    def record(self) -> None:
+        """Empty the core's row buffers into the recorder."""
+        s, c = self.state, self.state.c[0]
+        steps = s.step_rows[: c.num_step_rows]
+        self.preemptions += int(steps["num_preempted"].sum())
+        self.steps += len(steps)
+        self.recorder.add_steps(steps)
+        events = s.event_rows[: c.num_event_rows]
+        self.recorder.add_events(events, s.requests)
+        self.recorder.add_requests(events["request"][events["kind"] >= _ENDS], s.requests)
+        c.num_step_rows = c.num_event_rows = 0
+
+    def progress(self) -> Progress:
+        c = self.state.c[0]
+        return Progress(
+            float(c.num_ended) / max(1, len(self.ids)), self.steps, float(c.gpu_free_s)
+        )
+
+    def close(self, status: str, wall_s: float) -> SimulationResult:
+        """Record what is left, unfinished requests included, and close the recording."""
+        self.record()
+        c = self.state.c[0]
+        if c.num_ended < len(self.ids):
+            ended = np.isin(self.state.requests["status"][:-1], (6, 7, 8))
+            self.recorder.add_requests(np.flatnonzero(~ended), self.state.requests)
+        self.recorder.close(status)
+        return SimulationResult(
+            self.recorder.directory,
+            status,
+            self.steps,
+            len(self.ids),
+            self.preemptions,
+            float(c.gpu_free_s),
+            wall_s,
+        )
+
+
+def core_columns(workload: Workload, settings: EngineSettings) -> dict[str, np.ndarray]:
+    """The workload's columns as `make_state` takes them.
+
+    Raises: SettingsError where the step clock is asked for and the trace has no arrival steps.
+    """
+    table = workload.table
+    arrival = table["arrival_s"].to_numpy()
+    abort = table["abort_s"].fill_null(np.nan).to_numpy()
+    if settings.clock == "step":
+        if table["arrival_step"].null_count():
+            raise SettingsError(
+                f"{workload.name}: the step clock needs a column arrival_step in every row. Use the modelled clock, or add it."
+            )
+        arrival = table["arrival_step"].cast(float).to_numpy()
+        abort = table["abort_step"].cast(float).fill_null(np.nan).to_numpy()
+    ids = table["request_id"].to_numpy()
+    tie = np.empty(len(ids), np.int64)
+    tie[np.argsort(ids.astype(str), kind="stable")] = np.arange(len(ids))
+    prefix = table["prefix_ids"]
+    count = prefix.list.len().fill_null(0).to_numpy()
+    flat = prefix.explode(empty_as_null=False, keep_nulls=False).to_numpy()
+    lengths = table["prefix_tokens"].explode(empty_as_null=False, keep_nulls=False).to_numpy()
+    if len(lengths) != len(flat):
+        size = workload.prefix_block_tokens or settings.block_size
+        lengths = np.full(len(flat), size, np.int64)
+    return {
+        "arrival_s": arrival,
+        "prompt_tokens": table["prompt_tokens"].to_numpy(),
+        "output_tokens": table["output_tokens"].to_numpy(),
+        "priority": table["priority"].to_numpy(),
+        "abort_s": abort,
+        "abort_tie": tie,
+        "seg_count": count,
+        "seg_id": flat,
+        "seg_len": lengths,
+    }
+
+
+def run_metadata(workload: Workload, resolved: Resolved) -> dict[str, Any]:
+    """What made the run, as the recording's metadata holds it (traces/schema.py)."""
+    s = resolved.settings
+    settings: dict[str, Any] = asdict(s)
+    settings["cost_overrides"] = dict(s.cost_overrides)
+    settings |= {
+        "num_gpu_blocks": resolved.num_gpu_blocks,
+        "max_num_seqs": resolved.rules.max_num_seqs,
+        "max_num_batched_tokens": resolved.rules.token_budget,
+        "max_model_len": resolved.rules.max_model_len,
+    }
+    return {
+        "executor": "simulator",
+        "clock": "modelled" if s.clock == "latency" else s.clock,
+        "settings": settings,
+        "model": _plain(asdict(resolved.model)),
+        "device": _plain(asdict(resolved.device)),
+        "cost_model": resolved.cost._asdict(),
+        "pool_blocks": resolved.pool_blocks,
+        "host_pool_blocks": resolved.host_blocks,
+        "block_bytes": resolved.block_bytes,
+        "workload": {
+            "name": workload.name,
+            "format": workload.report.format,
+            "digest": workload.digest,
+            "num_requests": len(workload),
+            "estimated": workload.estimated,
+            "notes": list(workload.report.notes),
+        },
+        "seed": s.seed,
+        "software": {
+            "kv_replay": VERSION,
+            "python": platform.python_version(),
+            "numba": numba.__version__,
+            "numpy": np.__version__,
+            "pyarrow": pa.__version__,
+        },
+        "host": {"platform": sys.platform, "cpus": os.cpu_count()},
+        "vllm_baseline": BASELINE,
+    }
+
+
+def _plain(value: Any) -> Any:
+    """JSON-able copy of nested dicts of numbers and strings."""
+    if isinstance(value, Mapping):
+        return {str(k): _plain(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(v) for v in value]
+    if isinstance(value, (np.integer, np.floating)):
+        return value.item()
+    return value
