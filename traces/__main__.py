@@ -124,4 +124,8 @@ def printable(text: Any) -> str:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    try:
+        raise SystemExit(main())
+    except BrokenPipeError:  # the reader of a pipe (head) has seen enough
+        sys.stderr.close()
+        raise SystemExit(141) from None

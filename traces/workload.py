@@ -192,7 +192,8 @@ def make_workload(
     table = table.with_columns(
         pl.col("priority").fill_null(0), pl.col("prefix_ids", "prefix_tokens").fill_null([])
     )
-    _check_rows(table, name)
+    _check_rows(table, name, numbered="request_id" not in frame.columns)
+    del frame
     times = table["arrival_s"].to_numpy()
     steps = np.diff(times)
     report = replace(
@@ -203,14 +204,17 @@ def make_workload(
         rows_read=report.rows_read or n,
     )
     base = float(times.min())
-    table = table.sort("arrival_s", maintain_order=True).with_columns(
-        pl.col("arrival_s") - base, pl.col("abort_s") - base
-    )
+    if (steps < 0).any():
+        table = table.sort("arrival_s", maintain_order=True)
+    table = table.with_columns(pl.col("arrival_s") - base, pl.col("abort_s") - base)
     return Workload(table, name, report, prefix_block_tokens, concurrency, estimated)
 
 
-def _check_rows(table: pl.DataFrame, name: str) -> None:
-    """Raise WorkloadError at the first row that no engine could be asked to run."""
+def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
+    """Raise WorkloadError at the first row that no engine could be asked to run.
+
+    numbered: the request ids were just counted up, so they are unique.
+    """
 
     def first(mask: pl.Series) -> int | None:
         hit = mask.fill_null(True).arg_true()
@@ -228,6 +232,8 @@ def _check_rows(table: pl.DataFrame, name: str) -> None:
         if row is not None:
             value = table[column][row]
             raise WorkloadError(name, f"row {row + 1}, {column}", f"{value!r}: the request {fault}", remedy)
+    if numbered:
+        return
     dup = table["request_id"].is_duplicated()
     row = first(dup | table["request_id"].is_null())
     if row is not None:
