@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from typing import Any
 
@@ -42,12 +43,13 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for what the user can mend."""
     arguments = build_parser().parse_args(argv)
     try:
-        if arguments.command == "summary":
-            return _summary(arguments)
-        return _compare(arguments)
+        return _summary(arguments) if arguments.command == "summary" else _compare(arguments)
     except KVReplayError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except BrokenPipeError:  # the reader, such as `head`, has what it wanted
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _summary(arguments: argparse.Namespace) -> int:
@@ -96,6 +98,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         for row in result.table.iter_rows(named=True)
     ]
     print(result.verdict.text)
+    if result.verdict.why:
+        print(result.verdict.why)
     _print_table(
         f"A: {a.label}   B: {b.label}", ["figure", "A", "B", "B - A", "of A", "B is"], rows
     )

@@ -70,7 +70,7 @@ def occupancy_summary(steps: pl.DataFrame | pl.LazyFrame) -> Occupancy:
             mean_time=(used * duration).sum() / total,
             cached_time=(cached * duration).sum() / total,
         )
-        .collect()
+        .collect(engine="streaming")
         .row(0, named=True)
     )
     if row["peak"] is None:

@@ -39,7 +39,8 @@ def weighted_percentiles(
     values, weights: [n], whole weights >= 0, at least one above 0; shares in 0..1. The same
     numbers as np.quantile over np.repeat(values, weights), without building it.
     """
-    order = np.argsort(values, kind="stable")
+    values, weights = values[weights > 0], weights[weights > 0]
+    order = np.argsort(values)
     ordered, upto = values[order], np.cumsum(weights[order])
     position = np.asarray(shares) * (upto[-1] - 1)
     below = np.floor(position)

@@ -38,7 +38,11 @@ def summarize(recording: Recording) -> dict[str, Any]:
     sums = [
         pl.col(c).cast(pl.Float64 if c.endswith("_s") else pl.Int64).sum() for c in STEP_SUMS
     ]
-    row = steps.select(*sums, num_steps=pl.len(), end_s=end_s).collect().row(0, named=True)
+    row = (
+        steps.select(*sums, num_steps=pl.len(), end_s=end_s)
+        .collect(engine="streaming")
+        .row(0, named=True)
+    )
     requests = recording.requests
     status = requests["status"].cast(pl.String)
     computed = row["prefill_tokens"] + row["decode_tokens"] + row["recomputed_tokens"]

@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from analyzer.lifecycles import away_intervals
 from traces.recording import Meta, Recording
 
 _TAILS = (("ttft_s p99", "TTFT p99"), ("itl_s p99", "ITL p99"), ("e2e_s p99", "E2E p99"))
@@ -30,10 +31,12 @@ class Fact:
 @dataclass(frozen=True)
 class Verdict:
     """text: the whole sentence; winner: "A", "B", "mixed" or "none"; condition: where it holds;
-    facts: the figures that it rests on, the run's duration first.
+    why: what each side spent on preemption, a sentence each; facts: the figures that the verdict
+    rests on, the run's duration first.
     """
 
     text: str
+    why: str
     winner: str
     condition: str
     facts: tuple[Fact, ...]
@@ -54,12 +57,54 @@ def give_verdict(
     facts = _facts(table)
     changed = [f for f in facts if f.verdict != "no difference"]
     names = side_names(a, b)
+    in_steps = a.meta.clock == "step"
     if changed:
-        text = f"At {condition}, {names[1]} {_clauses(changed)} against {names[0]}."
+        text = f"At {condition}, {names[1]} {_clauses(changed, in_steps)} against {names[0]}."
     else:
-        text = f"At {condition}, there is no difference between {names[0]} and {names[1]}{_because(facts)}."
+        text = f"At {condition}, there is no difference between {names[0]} and {names[1]}{_because(facts, in_steps)}."
     asides = [_quiet(a, b, figures_a, figures_b), text, _unlike_ends(figures_a, figures_b)]
-    return Verdict(" ".join(t for t in asides if t), _winner(changed), condition, tuple(facts))
+    why = " ".join(t for t in (_spent("A", a, figures_a), _spent("B", b, figures_b)) if t)
+    return Verdict(
+        " ".join(t for t in asides if t), why, _winner(changed), condition, tuple(facts)
+    )
+
+
+def _spent(side: str, run: Recording, figures: Mapping[str, Any]) -> str:
+    """What a run spent on its preemptions: tokens lost and computed again, bytes moved, stalls."""
+    if figures["num_preemptions"] == 0:
+        return ""
+    parts = []
+    lost, restored = _lost_tokens(run)
+    if lost:
+        again = figures["recomputed_tokens"]
+        part = f"recomputes {again:,} tokens ({_percent(figures['recomputed_frac'] or 0.0)} of all computed"
+        parts.append(
+            f"{part}; {_percent(restored / lost)} of what it lost was still in the prefix cache)"
+        )
+    if figures["swap_out_bytes"]:
+        out, back = (figures[key] / 1e9 for key in ("swap_out_bytes", "swap_in_bytes"))
+        parts.append(
+            f"copies {_digits(out, 3)} GB out and {_digits(back, 3)} GB in, stalling {show_s(figures['stall_s'])}"
+        )
+    times = (
+        "once" if figures["num_preemptions"] == 1 else f"{figures['num_preemptions']:,} times"
+    )
+    return f"{side} preempts {times}{' and ' if parts else ''}{', and '.join(parts)}."
+
+
+def _lost_tokens(run: Recording) -> tuple[int, int]:
+    """Tokens lost to recompute by requests that came back, and those of them found in the cache."""
+    away = away_intervals(run.events).filter(
+        (pl.col("mode_used").cast(pl.String) == "recompute")
+        & pl.col("resume_step").is_not_null()
+    )
+    lost = away["tokens"]
+    restored = away.select(pl.min_horizontal("tokens", "restored_tokens").sum()).item()
+    return int(lost.sum()), int(restored)
+
+
+def _percent(share: float) -> str:
+    return (f"{share:.1%}" if 0 < abs(share) < 0.1 else f"{share:.0%}").replace("%", " %")
 
 
 def _winner(changed: list[Fact]) -> str:
@@ -93,6 +138,8 @@ def describe_condition(a: Meta, b: Meta, pool_a: int, pool_b: int) -> str:
         if pool_a == pool_b
         else f"{pool_a:,} (A) and {pool_b:,} (B) blocks"
     )
+    if a.clock == "step":
+        return f"{pools}, in steps"
     copying = [m for m in (a, b) if m.preemption_mode not in (None, "recompute")]
     if not copying:
         return pools
@@ -133,14 +180,15 @@ def side_names(a: Recording, b: Recording) -> tuple[str, str]:
     return f"A ({a.label})", f"B ({b.label})"
 
 
-def _clauses(changed: list[Fact]) -> str:
+def _clauses(changed: list[Fact], in_steps: bool) -> str:
     """What B does, one verb for neighbours that go the same way; E2E only where nothing else moved."""
     spoken = [f for f in changed if not f.name.startswith("E2E")] or changed
     clauses: list[str] = []
     verb = None
     for fact in spoken:
         before, verb = verb, _verb(fact)
-        clauses.append(_amount(fact) if verb == before else f"{verb} {_amount(fact)}")
+        amount = _amount(fact, in_steps)
+        clauses.append(amount if verb == before else f"{verb} {amount}")
     return clauses[0] if len(clauses) == 1 else f"{', '.join(clauses[:-1])} and {clauses[-1]}"
 
 
@@ -150,25 +198,28 @@ def _verb(fact: Fact) -> str:
     return "cuts" if fact.b < fact.a else "raises"
 
 
-def _amount(fact: Fact) -> str:
-    values = f"({show_change(fact.a, fact.b)})"
-    share = abs(fact.delta_frac)
-    change = (f"{share:.1%}" if share < 0.1 else f"{share:.0%}").replace("%", " %")
+def _amount(fact: Fact, in_steps: bool) -> str:
+    values = f"({show_change(fact.a, fact.b, in_steps)})"
+    change = _percent(abs(fact.delta_frac))
     if fact.name == "duration":
         return f"{change} {'sooner' if fact.b < fact.a else 'later'} {values}"
     return f"{fact.name} by {change} {values}" if fact.a else f"{fact.name} {values}"
 
 
-def show_s(seconds: float) -> str:
-    """A time in words of three digits: "17.1 s", "23.4 ms"."""
+def show_s(seconds: float, in_steps: bool = False) -> str:
+    """A time in words of three digits: "17.1 s", "23.4 ms"; of a step clock "17.1 steps"."""
+    if in_steps:
+        return f"{_digits(seconds, 3)} steps"
     if abs(seconds) >= 1 or seconds == 0:
         return f"{_digits(seconds, 3)} s"
     return f"{_digits(seconds * 1000, 3)} ms"
 
 
-def show_change(a: float, b: float) -> str:
+def show_change(a: float, b: float, in_steps: bool = False) -> str:
     """Two times with one unit, and with as many digits as tell them apart: "17.1 -> 15.4 s"."""
     unit, factor = ("s", 1.0) if max(abs(a), abs(b)) >= 1 else ("ms", 1000.0)
+    if in_steps:
+        unit, factor = "steps", 1.0
     for digits in range(3, 7):
         left, right = _digits(a * factor, digits), _digits(b * factor, digits)
         if left != right:
@@ -182,10 +233,14 @@ def _digits(value: float, digits: int) -> str:
     return f"{value:,.{max(digits - whole, 0)}f}" if whole else f"{value:.{digits}g}"
 
 
-def _because(facts: list[Fact]) -> str:
+def _because(facts: list[Fact], in_steps: bool) -> str:
     """Both durations, so that "no difference" carries its number."""
     duration = next((f for f in facts if f.name == "duration"), None)
-    return f" ({show_s(duration.a)} and {show_s(duration.b)})" if duration else ""
+    return (
+        f" ({show_s(duration.a, in_steps)} and {show_s(duration.b, in_steps)})"
+        if duration
+        else ""
+    )
 
 
 def _quiet(
@@ -201,7 +256,7 @@ def _quiet(
         return ""
     _, rec, fig = max(calm, key=lambda c: c[2]["peak_used_frac"])
     where = "in either run" if len(calm) == 2 else f"in {calm[0][0]}"
-    peak = f"{fig['peak_used_frac']:.0%}".replace("%", " %")
+    peak = _percent(fig["peak_used_frac"])
     return f"No preemption {where}; peak use {peak} of {rec.pool_blocks:,} blocks."
 
 

@@ -17,7 +17,7 @@ from analyzer.verdict import (
     show_s,
     side_names,
 )
-from tests.builders import make_meta, make_steps, record
+from tests.builders import make_events, make_meta, make_requests, make_steps, record
 from traces.recording import Meta, Recording
 
 SWAP = {
@@ -30,11 +30,21 @@ SWAP = {
     "device": {"name": "card", "link_out_bytes_per_s": 25e9},
 }
 
+EVICTED = [
+    {"step": 0, "kind": "preempt", "request_id": "a", "mode_used": "recompute", "tokens": 40},
+    {"step": 1, "kind": "resume", "request_id": "a", "tokens": 10},
+]
+
 
 @pytest.fixture
 def runs(tmp_path: Path) -> tuple[Recording, Recording]:
     return (
-        record(tmp_path / "a", steps=make_steps([7])),
+        record(
+            tmp_path / "a",
+            steps=make_steps([7]),
+            events=make_events(EVICTED),
+            requests=make_requests([{"request_id": "a"}]),
+        ),
         record(tmp_path / "b", steps=make_steps([7]), meta=make_meta(**SWAP)),
     )
 
@@ -61,8 +71,17 @@ def sentence(
         },
     )
     figures = [
-        {"num_preemptions": n, "peak_used_frac": peak, "num_finished": f}
-        for n, f in zip(preemptions, finished, strict=True)
+        {
+            "num_preemptions": n,
+            "peak_used_frac": peak,
+            "num_finished": f,
+            "recomputed_tokens": 30,
+            "recomputed_frac": 0.06,
+            "swap_out_bytes": side * 8_000_000_000,
+            "swap_in_bytes": side * 7_000_000_000,
+            "stall_s": 1.25,
+        }
+        for side, (n, f) in enumerate(zip(preemptions, finished, strict=True))
     ]
     return give_verdict(*runs, *figures, table)
 
@@ -179,4 +198,26 @@ def test_two_copying_sides_name_what_they_share_in_the_condition() -> None:
     assert (
         describe_condition(sync, other, 10, 10)
         == "10 blocks and coalesced copies over a 25 GB/s link"
+    )
+
+
+def test_what_each_side_spent_is_said_beside_the_verdict(
+    runs: tuple[Recording, Recording],
+) -> None:
+    found = sentence(runs, [("duration_s", 10.0, 5.0, "better")], preemptions=(1, 5))
+
+    assert found.why == (
+        "A preempts once and recomputes 30 tokens (6.0 % of all computed; 25 % of what it lost was still in the prefix cache). "
+        "B preempts 5 times and copies 8.00 GB out and 7.00 GB in, stalling 1.25 s."
+    )
+
+
+def test_a_step_clock_counts_in_steps_and_names_no_link(tmp_path: Path) -> None:
+    side = record(tmp_path / "a", steps=make_steps([1]), meta=make_meta(clock="step", **SWAP))
+
+    found = sentence((side, side), [("duration_s", 100.0, 90.0, "better")])
+
+    assert (
+        found.text
+        == "At 10 blocks, in steps, B (a) finishes 10 % sooner (100 -> 90.0 steps) against A (a)."
     )
