@@ -10,6 +10,7 @@ from typing import Any
 
 import streamlit as st
 
+from analyzer.compare import Comparison
 from analyzer.pages.parts import state
 from analyzer.pages.parts.frame import style
 from analyzer.pages.parts.job_panel import job_section
@@ -23,8 +24,8 @@ from analyzer.pages.parts.outcome import (
     verdict_section,
 )
 from analyzer.pages.parts.replay import engine_choices, replay_both
-from analyzer.pages.parts.runs import PairRef, Run, load, sample_pairs
-from analyzer.pages.parts.settings_form import Choice, default_choice, settings_form
+from analyzer.pages.parts.runs import PairRef, Run, load, run_names, sample_pairs
+from analyzer.pages.parts.settings_form import Choice, set_pool, settings_form
 from analyzer.pages.parts.sources import source_section
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store, default_root
@@ -33,6 +34,8 @@ from analyzer.pages.parts.trace_panel import mapping_form, read_trace, recognise
 from traces import samples
 from traces.errors import NotAWorkloadError, WorkloadError
 from traces.workload import Workload
+
+PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
 
 
 def page() -> None:
@@ -88,15 +91,19 @@ def _settings(store: Store, source: str, workload: Workload | None) -> None:
     )
     defaults = {**engine, **_sample_settings(name)} if name else engine
     st.subheader("Replay", anchor=False)
-    chosen = settings_form(defaults, models, devices, preset=name or "trace")
+    choice, pressed = settings_form(defaults, models, devices, preset=name or "trace")
     ref = TraceRef(f"sample:{name}") if name else state.trace()
     if ref is None or (source == "trace" and workload is None):
         return
-    is_new = st.session_state.get("replayed") != ref.key and (
+    is_new = not state.was_replayed(ref.key) and (
         source == "trace" or name not in sample_pairs()
     )
-    if chosen is not None or is_new:
-        _start(ref, workload or samples.load(name), chosen or default_choice(defaults), store)
+    if pressed or is_new or st.session_state.pop("press_pool", False):
+        _start(ref, workload or samples.load(name), choice, store)
+
+
+def _sample_name() -> str:
+    return str(st.session_state.get("sample") or samples.names()[0])
 
 
 def _sample_settings(name: str) -> dict[str, Any]:
@@ -105,7 +112,7 @@ def _sample_settings(name: str) -> dict[str, Any]:
 
 
 def _start(ref: TraceRef, workload: Workload, choice: Choice, store: Store) -> None:
-    st.session_state["replayed"] = ref.key
+    state.mark_replayed(ref.key)
     if (running := state.job()) is not None:
         running.cancel()
     job = Job(
@@ -124,7 +131,7 @@ def _result(store: Store, source: str) -> None:
     ref = state.shown_pair()
     is_sample = ref is None
     if ref is None:
-        ref = sample_pairs().get(str(st.session_state.get("sample") or samples.names()[0]))
+        ref = sample_pairs().get(_sample_name())
         if ref is None:
             st.info(
                 "This sample is replayed first: see the panel on the left.",
@@ -136,12 +143,37 @@ def _result(store: Store, source: str) -> None:
     key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
     found, cost = compared(key, a, b)
     verdict_section(found)
+    if source != "recordings":
+        _press_section(found, b, source)
     cards_section(found, cost)
     notes_section(found)
     timeline_section(key, a, b)
     st.subheader("All figures", anchor=False)
     delta_section(found)
     _about(a, b)
+
+
+def _press_section(found: Comparison, run: Run, source: str) -> None:
+    """Where the pool never filled: a pool that this workload would press, as one click."""
+    peak = max(found.a["peak_used_frac"] or 0.0, found.b["peak_used_frac"] or 0.0)
+    if found.a["num_preemptions"] or found.b["num_preemptions"] or not peak:
+        return
+    size = run.meta.block_size_tokens or 16
+    longest = int((run.requests["prompt_tokens"] + run.requests["output_tokens"]).max() or 0)  # type: ignore[arg-type]
+    blocks = max(int(peak * run.recording.pool_blocks * PRESSED_FRAC), longest // size + 2)
+    st.button(
+        f"Replay with {blocks:,} blocks, {PRESSED_FRAC:.0%} of the peak".replace("%", " %"),
+        on_click=_press,
+        args=(blocks + 1, source),
+        key="press",
+        help="What a smaller pool would have done to these requests.",
+    )
+
+
+def _press(num_gpu_blocks: int, source: str) -> None:
+    name = _sample_name() if source == "sample" else ""
+    set_pool(num_gpu_blocks, name or "trace")
+    st.session_state["press_pool"] = True
 
 
 def _header(a: Run, b: Run, ref: PairRef, is_sample: bool) -> None:
@@ -152,7 +184,12 @@ def _header(a: Run, b: Run, ref: PairRef, is_sample: bool) -> None:
         vertical_alignment="center",
         key="header",
     ):
-        st.title(f"A {plain(a.mode)} against B {plain(b.mode)}", anchor=False, width="content")
+        names = run_names(a, b)
+        st.title(
+            f"A {plain(names['A'])} against B {plain(names['B'])}",
+            anchor=False,
+            width="content",
+        )
         st.button(
             "⇄ Swap A and B", on_click=state.show_pair, args=(ref.swapped(),), key="swap_sides"
         )

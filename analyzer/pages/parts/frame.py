@@ -11,7 +11,8 @@ _CSS = """
 [data-testid="stMainBlockContainer"] {{ padding: 3.4rem 2rem 3rem; }}
 [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.6rem; margin-bottom: 0; }}
-[data-testid="stSidebarUserContent"] {{ padding: 0 1rem 2rem; }}
+[data-testid="stSidebarUserContent"] {{ padding: 0 0 2rem; }}
+.st-key-source button {{ padding: 0.25rem 0.45rem; }}
 [data-testid="stSidebarUserContent"] > div > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
 .st-key-header h1 {{ padding: 0; font-size: 1.45rem; }}
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}

@@ -15,6 +15,7 @@ import polars as pl
 import streamlit as st
 
 import traces
+from analyzer.look import Side
 from analyzer.pages.parts.store import Store
 from traces.errors import RecordingError
 from traces.recording import Meta, Recording, open_recording
@@ -66,6 +67,22 @@ class Run:
     @property
     def is_simulated(self) -> bool:
         return self.meta.clock in ("modelled", "step")
+
+
+def run_names(a: Run, b: Run) -> dict[Side, str]:
+    """A short name of each run: its mode, and up to two settings in which it differs."""
+    ours, theirs = a.meta.settings, b.meta.settings
+    keys = [
+        k
+        for k in sorted({*ours, *theirs})
+        if k != "preemption_mode" and ours.get(k) != theirs.get(k)
+    ]
+    names: dict[Side, str] = {}
+    for side, run in (("A", a), ("B", b)):
+        extra = [f"{k} {run.meta.settings.get(k)}" for k in keys[:2]]
+        more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []
+        names[side] = ", ".join([run.mode, *extra, *more])  # type: ignore[index]
+    return names
 
 
 def sample_pairs() -> dict[str, PairRef]:

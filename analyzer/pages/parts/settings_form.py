@@ -41,17 +41,19 @@ class Choice:
     shape: Shape = field(default_factory=Shape)
 
 
-def default_choice(defaults: Mapping[str, Any]) -> Choice:
-    """A recomputes, B swaps, the rest as the engine has it."""
-    return Choice(
-        {**defaults, "preemption_mode": "recompute"}, {**defaults, "preemption_mode": "swap"}
-    )
+def set_pool(num_gpu_blocks: int, preset: str) -> None:
+    """Put a pool size into the panel; for a button's callback, before the panel is drawn."""
+    st.session_state[_key("num_gpu_blocks", preset)] = num_gpu_blocks
+
+
+def _key(name: str, preset: str) -> str:
+    return f"set_a_{name}@{preset}"
 
 
 def settings_form(
     defaults: Mapping[str, Any], models: Sequence[str], devices: Sequence[str], preset: str
-) -> Choice | None:
-    """Draw the panel. Returns the choice when Apply was pressed, else None.
+) -> tuple[Choice, bool]:
+    """Draw the panel. Returns the choice as it stands, and whether Apply was pressed.
 
     defaults: name -> value to start from; models, devices: names to choose from; preset: names the
     defaults, since a widget that is there keeps its value when its default changes.
@@ -88,12 +90,9 @@ def settings_form(
             differs = _differences(choices)
         with st.expander("Requests"):
             shape = _shape_fields()
-    if not pressed:
-        return None
     base = one_pool({**defaults, **a}, a)
-    return Choice(
-        base, one_pool({**base, "preemption_mode": mode_b, **differs}, differs), shape
-    )
+    other = one_pool({**base, "preemption_mode": mode_b, **differs}, differs)
+    return Choice(base, other, shape), pressed
 
 
 def one_pool(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -110,7 +109,7 @@ def _field(
     setting: Setting, default: Any, choices: Mapping[str, tuple[Any, ...]], preset: str
 ) -> Any:
     """A's widget of one setting, and its value; None for what the engine is to choose."""
-    key = f"set_a_{setting.name}@{preset}"
+    key = _key(setting.name, preset)
     if setting.kind == "bool":
         return st.toggle(setting.label, value=bool(default), key=key, help=setting.help)
     if setting.kind == "choice":

@@ -82,6 +82,8 @@ def trace() -> TraceRef | None:
     if "trace_ref" not in st.session_state:
         id_ = st.query_params.get("trace")
         st.session_state["trace_ref"] = TraceRef(id_) if id_ else None
+        if id_ and shown_pair() is not None:  # a link to a result: show it, replay nothing
+            mark_replayed(TraceRef(id_).key)
     found = st.session_state["trace_ref"]
     return found if isinstance(found, TraceRef) else None
 
@@ -92,6 +94,15 @@ def set_trace(ref: TraceRef | None) -> None:
         st.query_params.pop("trace", None)
     else:
         st.query_params["trace"] = ref.id
+
+
+def mark_replayed(key: str) -> None:
+    """Note what has been replayed, so that it is not started again by itself."""
+    st.session_state["replayed"] = key
+
+
+def was_replayed(key: str) -> bool:
+    return bool(st.session_state.get("replayed") == key)
 
 
 def job() -> Job | None:

@@ -20,7 +20,7 @@ from analyzer.downsample import bucket_sums, downsample
 from analyzer.figures import Capacity, Readings, Row, Shade, XAxis
 from analyzer.look import Role, Side, three_digits
 from analyzer.marks import Areas, Bars, Difference, Line, Look, Mark
-from analyzer.pages.parts.runs import Run
+from analyzer.pages.parts.runs import Run, run_names
 
 Alignment = Literal["time", "step", "progress"]
 ALIGNMENTS: dict[Alignment, str] = {"time": "Time", "step": "Step", "progress": "Progress"}
@@ -60,7 +60,7 @@ class Aligned:
 
     @property
     def names(self) -> dict[Side, str]:
-        return {side: run.mode for side, run in self.runs.items()}
+        return run_names(self.runs["A"], self.runs["B"])
 
     @cached_property
     def ends(self) -> dict[Side, float]:
@@ -278,7 +278,7 @@ def _delta(view: _View) -> list[Row]:
     known = table.drop_nulls("delta_used_blocks")
     starts = known["x_start"].to_numpy() * view.pair.scale
     y = known["delta_used_blocks"].to_numpy().astype(np.float32)
-    marks: list[Mark] = [Difference(starts, y)] if len(y) else []
+    marks: list[Mark] = [Difference(starts, y)] if y.any() else []
     both = view.at_cursor("B", "used_blocks") - view.at_cursor("A", "used_blocks")
     return [
         Row(
@@ -288,7 +288,7 @@ def _delta(view: _View) -> list[Row]:
             marks,
             78,
             note="blue: A holds more, orange: B holds more",
-            empty="the runs do not overlap here",
+            empty="no difference here" if len(y) else "the runs do not overlap here",
             readings=Readings("Difference", {"B − A": both}, "blocks", "+,.0f"),
         )
     ]

@@ -1,6 +1,7 @@
 // Tells Python which part of the x axis a native Plotly chart shows, and moves it by keys.
 // data = {target: key of the chart, full: [lo, hi]}; state "range" = [lo, hi], or [null, null] for all.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
+const TYPED_INTO = new Set(["textbox", "searchbox", "combobox", "listbox", "spinbutton", "slider", "grid"]);
 const DEBOUNCE_MS = 100;
 
 function moved(key, [lo, hi], [first, last]) {
@@ -38,7 +39,7 @@ export default function (component) {
   state.onKey = state.onKey || ((event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !state.chart || !state.chart._fullLayout) return;
     const at = event.target;
-    if (at && (at.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(at.tagName) || (at.getAttribute && at.getAttribute("role")))) return;
+    if (at && (at.isContentEditable || /^(INPUT|TEXTAREA|SELECT|CANVAS)$/.test(at.tagName) || TYPED_INTO.has(at.getAttribute("role")))) return;
     const key = event.key.toLowerCase();
     if (!KEYS.has(key)) return;
     event.preventDefault();
