@@ -1,8 +1,8 @@
 """A Recording: what a run did, opened from a folder or a zip and checked against the contract.
 
-It knows which files make up a recording, which version they may have and how tables are handed
-out as polars frames. The checks of rows are in `recording_laws.py`, files and zips in
-`recording_files.py`; what an engine does and what the numbers mean is known elsewhere.
+It knows how tables are handed out as polars frames. Reading and checking parts is in
+`recording_reading.py`, files and zips in `recording_files.py`, metadata in `recording_meta.py`;
+what an engine does and what the numbers mean is known elsewhere.
 
     with open_recording(Path("runs/swap")) as recording:
         print(recording.meta.pool_blocks, recording.steps["used_blocks"].max())
@@ -10,7 +10,6 @@ out as polars frames. The checks of rows are in `recording_laws.py`, files and z
 
 from __future__ import annotations
 
-import json
 import tempfile
 import weakref
 import zipfile
@@ -18,135 +17,26 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Protocol
 
 import polars as pl
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
 from traces.recording_files import (
     COMPLETED,
-    Closing,
     find_root,
-    list_parts,
     read_closed,
     remove_tree,
     unzip_recording,
     write_recording,
     zip_recording,
 )
-from traces.recording_laws import (
-    EventLaws,
-    Place,
-    RequestLaws,
-    StepLaws,
-    check_columns,
-    check_values,
-    polars_type,
-)
+from traces.recording_laws import EventLaws, RequestLaws, StepLaws, polars_type
+from traces.recording_meta import Meta, first_meta
+from traces.recording_reading import Reading
 from traces.recording_salvage import rebuild_requests
-from traces.schema import (
-    BLOCKS,
-    EVENTS,
-    METADATA_KEY,
-    READABLE_VERSIONS,
-    REQUESTS,
-    STEPS,
-    TABLES,
-    Table,
-    table,
-)
+from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, table
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
-
-BATCH_ROWS = 131_072
-_DAMAGE = (
-    pa.ArrowException,
-    OSError,
-    UnicodeDecodeError,
-    pl.exceptions.PolarsError,
-    pl.exceptions.PanicException,
-)
-MAX_ROWS = 500_000_000  # a few kilobytes of Parquet can claim any number of rows
-
-
-class Meta(dict[str, Any]):
-    """A recording's metadata document, with names for what readers ask for most.
-
-    It is the JSON object itself (`meta["seed"]`); the properties give None where a writer did not
-    say. Block counts leave the null block out.
-    """
-
-    def _section(self, name: str) -> Mapping[str, Any]:
-        value = self.get(name)
-        return value if isinstance(value, Mapping) else {}
-
-    @property
-    def schema_version(self) -> str:
-        return str(self.get("schema_version", ""))
-
-    @property
-    def executor(self) -> str | None:
-        """ "simulator", "torch" or "vllm"."""
-        return self.get("executor")
-
-    @property
-    def clock(self) -> str | None:
-        """ "modelled", "measured" or "step"."""
-        return self.get("clock")
-
-    @property
-    def settings(self) -> Mapping[str, Any]:
-        """Engine settings by vLLM's names."""
-        return self._section("settings")
-
-    @property
-    def pool_blocks(self) -> int | None:
-        """Usable GPU blocks: vLLM's num_gpu_blocks less the null block."""
-        if isinstance(self.get("pool_blocks"), int):
-            return int(self["pool_blocks"])
-        total = self.settings.get("num_gpu_blocks")
-        return int(total) - 1 if isinstance(total, int) else None
-
-    @property
-    def host_pool_blocks(self) -> int | None:
-        return self.get("host_pool_blocks")
-
-    @property
-    def block_size_tokens(self) -> int | None:
-        return self.settings.get("block_size")
-
-    @property
-    def block_bytes(self) -> int | None:
-        """KV bytes of one block, all layers."""
-        return self.get("block_bytes")
-
-    @property
-    def preemption_mode(self) -> str | None:
-        """ "recompute", "swap", ...: the mode that was asked for."""
-        return self.settings.get("preemption_mode")
-
-    @property
-    def policy(self) -> str | None:
-        return self.settings.get("policy")
-
-    @property
-    def workload(self) -> Mapping[str, Any]:
-        """name, format, digest, num_requests, notes."""
-        return self._section("workload")
-
-    @property
-    def workload_digest(self) -> str | None:
-        return self.workload.get("digest")
-
-    @property
-    def seed(self) -> int | None:
-        return self.get("seed")
-
-    @property
-    def software(self) -> Mapping[str, Any]:
-        return self._section("software")
 
 
 @dataclass(frozen=True, eq=False)
@@ -274,119 +164,10 @@ def _not_a_zip(path: Path) -> str:
     return f"the file is neither a folder nor a zip (it starts with {start!r})"
 
 
-def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
-    """The batch as a frame. Raises pa.ArrowInvalid for damage that only full validation finds.
-
-    Field metadata is left behind: it may be damaged too, and polars panics over that.
-    """
-    batch.validate(full=True)
-    return pl.DataFrame({name: pl.Series(name, batch.column(name)) for name in spec.names})
-
-
-class _Law(Protocol):
-    def check(self, frame: pl.DataFrame, place: Place) -> None: ...
-
-
-@dataclass
-class _Reading:
-    """What is gathered while the tables of one recording are checked."""
-
-    root: Path
-    label: str
-    closed: Closing | None
-    meta: Meta
-    notes: list[str]
-    rows: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, tuple[Path, ...]] = field(default_factory=dict)
-
-    def read(self, spec: Table, law: _Law | None) -> None:
-        """Check all parts of one table; sets rows and parts of it."""
-        found, notes = list_parts(self.root, spec, self.label)
-        self.notes += notes
-        kept: list[Path] = []
-        total = 0
-        for part in found:
-            try:
-                total += self._read_part(part, spec, law)
-            except _DAMAGE as error:
-                if part is not found[-1] or self.closed is not None:
-                    raise self._damaged(part, spec, error) from error
-                self.notes.append(
-                    f"{spec.name}/{part.name} is damaged and was skipped: what it held is lost."
-                )
-            else:
-                kept.append(part)
-        if kept or (self.closed is not None and spec.name in self.closed.rows):
-            self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
-        self._check_count(spec, total)
-
-    def _read_part(self, part: Path, spec: Table, law: _Law | None) -> int:
-        """Check one part batch by batch; returns its rows."""
-        place = Place(part.name, self.label, spec.name)
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            _check_same_run(_part_meta(file, place), self.meta, place)
-            extra = check_columns(file.schema_arrow, spec, place)
-            pl.scan_parquet(
-                part, glob=False
-            ).collect_schema()  # tables are handed out by polars, which must agree
-            note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
-            if extra and note not in self.notes:
-                self.notes.append(note)
-            if file.metadata.num_rows > MAX_ROWS:
-                raise place.error(
-                    "",
-                    None,
-                    f"{file.metadata.num_rows:,} rows are more than {MAX_ROWS:,}",
-                    "Record a shorter run.",
-                )
-            offset = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=spec.names):
-                frame = _to_polars(batch, spec)
-                here = Place(part.name, self.label, spec.name, offset)
-                check_values(frame, spec, here)
-                if law is not None:
-                    law.check(frame, here)
-                offset += frame.height
-        return offset
-
-    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
-        reason = (
-            str(error).strip().splitlines()[0][:120]
-            if str(error).strip()
-            else type(error).__name__
-        )
-        return RecordingError(
-            part.name,
-            f"recording {self.label}, table {spec.name}",
-            f"the Parquet file is damaged or cut off ({reason})",
-            "Copy or upload the recording again.",
-        )
-
-    def _check_count(self, spec: Table, total: int) -> None:
-        if self.closed is None:
-            return
-        place = Place("closed.json", self.label, spec.name)
-        stated = self.closed.rows.get(spec.name)
-        if stated is None and spec.required:
-            raise place.error("", None, "the table is not listed", "Record the run again.")
-        if stated is not None and stated != total:
-            raise place.error(
-                "",
-                None,
-                f"{stated:,} rows were written, but {total:,} are there",
-                "Copy the whole folder again.",
-            )
-
-    def place(self, spec: Table) -> Place:
-        """The place of a whole table, for faults that no single row has."""
-        part = self.parts.get(spec.name, ())
-        return Place(part[0].name if part else spec.name, self.label, spec.name)
-
-
 def _open_folder(root: Path, label: str) -> Recording:
     closed, open_note = read_closed(root)
-    meta = _first_meta(root, label)
-    reading = _Reading(root, label, closed, meta, [open_note] if open_note else [])
+    meta = first_meta(root, label)
+    reading = Reading(root, label, closed, meta, [open_note] if open_note else [])
     status = closed.status if closed is not None else "unclosed"
     if status not in (COMPLETED, "unclosed"):
         reading.notes.append(
@@ -429,58 +210,3 @@ def _open_folder(root: Path, label: str) -> Recording:
         dict(reading.parts),
         lost,
     )
-
-
-def _first_meta(root: Path, label: str) -> Meta:
-    """Metadata of the first part that can be read, its version checked. Raises RecordingError."""
-    last: BaseException | None = None
-    for spec in TABLES:
-        for part in list_parts(root, spec, label)[0]:
-            try:
-                with pq.ParquetFile(part) as file:
-                    return _part_meta(file, Place(part.name, label, spec.name))
-            except _DAMAGE as error:
-                last = error
-    fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
-    raise RecordingError(
-        label, "", fault, "Copy or upload the recording again, or record the run again."
-    ) from last
-
-
-def _part_meta(file: pq.ParquetFile, place: Place) -> Meta:
-    """The metadata document of a part, its version checked. Raises RecordingError."""
-    raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
-    if raw is None:
-        raise place.error(
-            "",
-            None,
-            f"the file has no metadata under {METADATA_KEY.decode()!r}",
-            "This Parquet file was not written by KV Replay.",
-        )
-    try:
-        meta = json.loads(raw)
-    except ValueError as error:
-        raise place.error("", None, f"the metadata is no JSON ({error})") from error
-    if not isinstance(meta, dict):
-        raise place.error("", None, "the metadata is no JSON object")
-    version = str(meta.get("schema_version"))
-    if version not in READABLE_VERSIONS:
-        raise place.error(
-            "",
-            None,
-            f"the recording has schema version {version}, and this version of KV Replay reads {', '.join(READABLE_VERSIONS)}",
-            "Record the run again with this version, or open it with the one that wrote it.",
-        )
-    return Meta(meta)
-
-
-def _check_same_run(found: Meta, first: Meta, place: Place) -> None:
-    """Raise where a part's metadata belongs to another run than the first part's."""
-    for key in ("executor", "settings", "workload", "seed", "pool_blocks"):
-        if found.get(key) != first.get(key):
-            raise place.error(
-                "",
-                None,
-                f"the part belongs to another run: its {key} differs from that of the first part",
-                "Remove the folder and record the run again.",
-            )

@@ -1,0 +1,163 @@
+"""The metadata of a recording: the JSON document in each part's key-value metadata.
+
+It knows the keys that readers ask for, which schema versions can be read, and when two parts belong
+to different runs. What a table holds is known elsewhere.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traces.errors import RecordingError
+from traces.recording_files import list_parts
+from traces.recording_laws import Place
+from traces.schema import METADATA_KEY, READABLE_VERSIONS, TABLES
+
+# what the two Parquet readers raise over a damaged file
+DAMAGE = (
+    pa.ArrowException,
+    OSError,
+    UnicodeDecodeError,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
+
+
+class Meta(dict[str, Any]):
+    """A recording's metadata document, with names for what readers ask for most.
+
+    It is the JSON object itself (`meta["seed"]`); the properties give None where a writer did not
+    say. Block counts leave the null block out.
+    """
+
+    def _section(self, name: str) -> Mapping[str, Any]:
+        value = self.get(name)
+        return value if isinstance(value, Mapping) else {}
+
+    @property
+    def schema_version(self) -> str:
+        return str(self.get("schema_version", ""))
+
+    @property
+    def executor(self) -> str | None:
+        """ "simulator", "torch" or "vllm"."""
+        return self.get("executor")
+
+    @property
+    def clock(self) -> str | None:
+        """ "modelled", "measured" or "step"."""
+        return self.get("clock")
+
+    @property
+    def settings(self) -> Mapping[str, Any]:
+        """Engine settings by vLLM's names."""
+        return self._section("settings")
+
+    @property
+    def pool_blocks(self) -> int | None:
+        """Usable GPU blocks: vLLM's num_gpu_blocks less the null block."""
+        if isinstance(self.get("pool_blocks"), int):
+            return int(self["pool_blocks"])
+        total = self.settings.get("num_gpu_blocks")
+        return int(total) - 1 if isinstance(total, int) else None
+
+    @property
+    def host_pool_blocks(self) -> int | None:
+        return self.get("host_pool_blocks")
+
+    @property
+    def block_size_tokens(self) -> int | None:
+        return self.settings.get("block_size")
+
+    @property
+    def block_bytes(self) -> int | None:
+        """KV bytes of one block, all layers."""
+        return self.get("block_bytes")
+
+    @property
+    def preemption_mode(self) -> str | None:
+        """ "recompute", "swap", ...: the mode that was asked for."""
+        return self.settings.get("preemption_mode")
+
+    @property
+    def policy(self) -> str | None:
+        return self.settings.get("policy")
+
+    @property
+    def workload(self) -> Mapping[str, Any]:
+        """name, format, digest, num_requests, notes."""
+        return self._section("workload")
+
+    @property
+    def workload_digest(self) -> str | None:
+        return self.workload.get("digest")
+
+    @property
+    def seed(self) -> int | None:
+        return self.get("seed")
+
+    @property
+    def software(self) -> Mapping[str, Any]:
+        return self._section("software")
+
+
+def first_meta(root: Path, label: str) -> Meta:
+    """Metadata of the first part that can be read, its version checked. Raises RecordingError."""
+    last: BaseException | None = None
+    for spec in TABLES:
+        for part in list_parts(root, spec, label)[0]:
+            try:
+                with pq.ParquetFile(part) as file:
+                    return part_meta(file, Place(part.name, label, spec.name))
+            except DAMAGE as error:
+                last = error
+    fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
+    raise RecordingError(
+        label, "", fault, "Copy or upload the recording again, or record the run again."
+    ) from last
+
+
+def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
+    """The metadata document of a part, its version checked. Raises RecordingError."""
+    raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
+    if raw is None:
+        raise place.error(
+            "",
+            None,
+            f"the file has no metadata under {METADATA_KEY.decode()!r}",
+            "This Parquet file was not written by KV Replay.",
+        )
+    try:
+        meta = json.loads(raw)
+    except ValueError as error:
+        raise place.error("", None, f"the metadata is no JSON ({error})") from error
+    if not isinstance(meta, dict):
+        raise place.error("", None, "the metadata is no JSON object")
+    version = str(meta.get("schema_version"))
+    if version not in READABLE_VERSIONS:
+        raise place.error(
+            "",
+            None,
+            f"the recording has schema version {version}, and this version of KV Replay reads {', '.join(READABLE_VERSIONS)}",
+            "Record the run again with this version, or open it with the one that wrote it.",
+        )
+    return Meta(meta)
+
+
+def check_same_run(found: Meta, first: Meta, place: Place) -> None:
+    """Raise where a part's metadata belongs to another run than the first part's."""
+    for key in ("executor", "settings", "workload", "seed", "pool_blocks"):
+        if found.get(key) != first.get(key):
+            raise place.error(
+                "",
+                None,
+                f"the part belongs to another run: its {key} differs from that of the first part",
+                "Remove the folder and record the run again.",
+            )

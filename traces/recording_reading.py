@@ -1,0 +1,133 @@
+"""Reading the parts of a recording once, batch by batch, with every check of the contract.
+
+It knows which damage a killed writer explains and which nothing does. The laws themselves are in
+`recording_laws.py`; what is kept afterwards is a Recording (`recording.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Protocol
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from traces.errors import RecordingError
+from traces.recording_files import Closing, list_parts
+from traces.recording_laws import Place, check_columns, check_values
+from traces.recording_meta import DAMAGE, Meta, check_same_run, part_meta
+from traces.schema import Table
+
+BATCH_ROWS = 131_072
+MAX_ROWS = 500_000_000  # a few kilobytes of Parquet can claim any number of rows
+
+
+def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
+    """The batch as a frame. Raises pa.ArrowInvalid for damage that only full validation finds.
+
+    Field metadata is left behind: it may be damaged too, and polars panics over that.
+    """
+    batch.validate(full=True)
+    return pl.DataFrame({name: pl.Series(name, batch.column(name)) for name in spec.names})
+
+
+class Law(Protocol):
+    def check(self, frame: pl.DataFrame, place: Place) -> None: ...
+
+
+@dataclass
+class Reading:
+    """What is gathered while the tables of one recording are checked."""
+
+    root: Path
+    label: str
+    closed: Closing | None
+    meta: Meta
+    notes: list[str]
+    rows: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    def read(self, spec: Table, law: Law | None) -> None:
+        """Check all parts of one table; sets rows and parts of it."""
+        found, notes = list_parts(self.root, spec, self.label)
+        self.notes += notes
+        kept: list[Path] = []
+        total = 0
+        for part in found:
+            try:
+                total += self._read_part(part, spec, law)
+            except DAMAGE as error:
+                if part is not found[-1] or self.closed is not None:
+                    raise self._damaged(part, spec, error) from error
+                self.notes.append(
+                    f"{spec.name}/{part.name} is damaged and was skipped: what it held is lost."
+                )
+            else:
+                kept.append(part)
+        if kept or (self.closed is not None and spec.name in self.closed.rows):
+            self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
+        self._check_count(spec, total)
+
+    def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
+        """Check one part batch by batch; returns its rows."""
+        place = Place(part.name, self.label, spec.name)
+        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+            check_same_run(part_meta(file, place), self.meta, place)
+            extra = check_columns(file.schema_arrow, spec, place)
+            pl.scan_parquet(
+                part, glob=False
+            ).collect_schema()  # tables are handed out by polars, which must agree
+            note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
+            if extra and note not in self.notes:
+                self.notes.append(note)
+            if file.metadata.num_rows > MAX_ROWS:
+                raise place.error(
+                    "",
+                    None,
+                    f"{file.metadata.num_rows:,} rows are more than {MAX_ROWS:,}",
+                    "Record a shorter run.",
+                )
+            offset = 0
+            for batch in file.iter_batches(BATCH_ROWS, columns=spec.names):
+                frame = _to_polars(batch, spec)
+                here = Place(part.name, self.label, spec.name, offset)
+                check_values(frame, spec, here)
+                if law is not None:
+                    law.check(frame, here)
+                offset += frame.height
+        return offset
+
+    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
+        reason = (
+            str(error).strip().splitlines()[0][:120]
+            if str(error).strip()
+            else type(error).__name__
+        )
+        return RecordingError(
+            part.name,
+            f"recording {self.label}, table {spec.name}",
+            f"the Parquet file is damaged or cut off ({reason})",
+            "Copy or upload the recording again.",
+        )
+
+    def _check_count(self, spec: Table, total: int) -> None:
+        if self.closed is None:
+            return
+        place = Place("closed.json", self.label, spec.name)
+        stated = self.closed.rows.get(spec.name)
+        if stated is None and spec.required:
+            raise place.error("", None, "the table is not listed", "Record the run again.")
+        if stated is not None and stated != total:
+            raise place.error(
+                "",
+                None,
+                f"{stated:,} rows were written, but {total:,} are there",
+                "Copy the whole folder again.",
+            )
+
+    def place(self, spec: Table) -> Place:
+        """The place of a whole table, for faults that no single row has."""
+        part = self.parts.get(spec.name, ())
+        return Place(part[0].name if part else spec.name, self.label, spec.name)
