@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -186,24 +186,24 @@ class Recorder:
         os.replace(partial, self.directory / schema.CLOSED_FILE)
 
     def _events_table(self, rows: np.ndarray) -> pa.Table:
-        kind = pa.DictionaryArray.from_arrays(pa.array(rows["kind"]), list(schema.EVENT_KINDS))
+        kind = pa.DictionaryArray.from_arrays(_arrow(rows["kind"]), _strings(schema.EVENT_KINDS))
         columns = {
-            "step": rows["step"],
-            "t_s": rows["t_s"],
+            "step": _arrow(rows["step"]),
+            "t_s": _arrow(rows["t_s"]),
             "kind": kind,
-            "request_id": self._ids.take(pa.array(rows["request"])),
+            "request_id": self._ids.take(_arrow(rows["request"])),
             "mode_asked": _enum_or_null(rows["mode_asked"], schema.MODES),
             "mode_used": _enum_or_null(rows["mode_used"], schema.MODES),
-            "blocks": rows["blocks"],
-            "tokens": rows["tokens"],
-            "bytes": rows["bytes"],
+            "blocks": _arrow(rows["blocks"]),
+            "tokens": _arrow(rows["tokens"]),
+            "bytes": _arrow(rows["bytes"]),
             "cost_s": _nan_is_null(rows["cost_s"]),
             "recompute_est_s": _nan_is_null(rows["recompute_est_s"]),
             "swap_est_s": _nan_is_null(rows["swap_est_s"]),
             "cause_request_id": self._ids.take(
-                pa.array(rows["cause"], mask=rows["cause"] == NONE)
+                _arrow(rows["cause"], rows["cause"] == NONE)
             ),
-            "free_blocks_before": rows["free_before"],
+            "free_blocks_before": _arrow(rows["free_before"]),
             "reason": self._reasons(rows),
         }
         return pa.table({name: columns[name] for name in schema.EVENTS.names})
@@ -214,7 +214,7 @@ class Recorder:
             assert self._arrivals_prompt is not None
             tokens = int(self._arrivals_prompt[rows["request"][i]])
             texts[i] = self.reason_text(Reason(rows["reason"][i]), tokens)
-        return pa.array(texts, pa.string())
+        return _strings(texts)
 
     def reason_text(self, reason: Reason, tokens: int) -> str:
         """Why a request of so many known tokens was refused, and what would let it run."""
@@ -237,38 +237,65 @@ class Recorder:
             np.int32,
         )
         columns = {
-            "request_id": self._ids.take(pa.array(rows["request"])),
-            "arrival_s": q["arrival_s"],
-            "prompt_tokens": q["prompt"].astype(np.int64),
-            "output_tokens": (q["num_tokens"] - q["prompt"]).astype(np.int64),
-            "priority": self._priority.take(pa.array(rows["request"])),
+            "request_id": self._ids.take(_arrow(rows["request"])),
+            "arrival_s": _arrow(q["arrival_s"]),
+            "prompt_tokens": _arrow(q["prompt"]),
+            "output_tokens": _arrow(q["num_tokens"] - q["prompt"]),
+            "priority": self._priority.take(_arrow(rows["request"])),
             "first_scheduled_s": _nan_is_null(q["first_scheduled_s"]),
             "first_token_s": _nan_is_null(q["first_token_s"]),
             "finish_s": _nan_is_null(q["finish_s"]),
-            "num_preemptions": q["num_preemptions"],
-            "recomputed_tokens": q["recomputed_tokens"],
-            "cached_tokens": q["cached_tokens"],
-            "swapped_bytes": q["swapped_bytes"],
-            "preempted_s": q["preempted_s"],
-            "max_itl_s": pa.array(q["max_itl_s"], mask=q["max_itl_s"] == 0.0),
+            "num_preemptions": _arrow(q["num_preemptions"]),
+            "recomputed_tokens": _arrow(q["recomputed_tokens"]),
+            "cached_tokens": _arrow(q["cached_tokens"]),
+            "swapped_bytes": _arrow(q["swapped_bytes"]),
+            "preempted_s": _arrow(q["preempted_s"]),
+            "max_itl_s": _arrow(q["max_itl_s"], q["max_itl_s"] == 0.0),
             "status": pa.DictionaryArray.from_arrays(
-                pa.array(codes[q["status"]]), list(schema.STATUSES)
+                _arrow(codes[q["status"]]), _strings(schema.STATUSES)
             ),
         }
         return pa.table({name: columns[name] for name in schema.REQUESTS.names})
 
     def set_priorities(self, priorities: np.ndarray) -> None:
         """Priority of each row of the request table."""
-        self._priority = pa.array(priorities, pa.int64())
+        self._priority = _arrow(priorities.astype(np.int64))
 
 
 def _steps_table(rows: np.ndarray) -> pa.Table:
-    return pa.table({name: np.ascontiguousarray(rows[name]) for name in schema.STEPS.names})
+    return pa.table({name: _arrow(rows[name]) for name in schema.STEPS.names})
+
+
+def _arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
+    """Arrow array of a column of numbers; `null` marks what is missing.
+
+    From the bytes, because pa.array() imports pandas to see whether it was given a Series: 0.4 s.
+    """
+    values = np.ascontiguousarray(values)
+    bitmap = None
+    if null is not None and null.any():
+        bitmap = pa.py_buffer(np.packbits(~null, bitorder="little"))
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [bitmap, pa.py_buffer(values)])
 
 
 def _nan_is_null(values: np.ndarray) -> pa.Array:
-    return pa.array(values, mask=np.isnan(values))
+    return _arrow(values, np.isnan(values))
 
 
 def _enum_or_null(codes: np.ndarray, names: tuple[str, ...]) -> pa.Array:
-    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes == NONE), list(names))
+    return pa.DictionaryArray.from_arrays(_arrow(codes, codes == NONE), _strings(names))
+
+
+def _strings(texts: Sequence[str | None]) -> pa.Array:
+    """Arrow strings, None as null; from the bytes, as in `_arrow`."""
+    if all(text is None for text in texts):
+        return pa.nulls(len(texts), pa.string())
+    data = [(text or "").encode() for text in texts]
+    offsets = np.zeros(len(data) + 1, np.int32)
+    np.cumsum([len(d) for d in data], out=offsets[1:])
+    present = np.array([text is not None for text in texts])
+    bitmap = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.Array.from_buffers(
+        pa.string(), len(data), [bitmap, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
+    )

@@ -126,6 +126,20 @@ def simulate_by_step(
             return
 
 
+def warm_up() -> float:
+    """Compile the core, or load it where it is compiled already; returns the seconds it took."""
+    started = time.perf_counter()
+    one = np.ones(1)
+    columns = {name: one for name in ("arrival_s", "prompt_tokens", "output_tokens", "priority")}
+    none = np.zeros(0, np.int64)
+    columns |= {"abort_s": one * np.nan, "abort_tie": one, "seg_count": one * 0}
+    columns |= {"seg_id": none, "seg_len": none}
+    resolved = resolve(EngineSettings(num_gpu_blocks=4))
+    state = make_state(columns, resolved.rules)
+    run_chunk(state, resolved.rules, resolved.cost, 1)
+    return time.perf_counter() - started
+
+
 class _Run:
     """One run in progress: the state, its recorder, and the books of both."""
 
@@ -140,7 +154,7 @@ class _Run:
         self.recorder = Recorder(
             directory,
             run_metadata(workload, self.resolved),
-            pa.array(self.ids, pa.string()),
+            workload.table["request_id"].to_arrow().cast(pa.string()),
             settings.block_size,
             self.resolved.pool_blocks,
         )

@@ -1,0 +1,55 @@
+# make run    start the app            make test   everything that CI runs (sets itself up)
+# make check  format, lint, types, tests            make bench  benchmarks    make shots  pictures
+VENV ?= .venv
+PY := $(VENV)/bin/python
+STAMP := $(VENV)/.installed
+JOBS ?= 2
+
+.PHONY: run check test lint types format bench shots clean setup
+
+setup: $(STAMP)
+
+$(STAMP): requirements.txt requirements-dev.txt
+	test -x $(PY) || python3 -m venv $(VENV)
+	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	touch $(STAMP)
+
+run: setup
+	$(VENV)/bin/streamlit run app.py
+
+format: setup
+	$(VENV)/bin/ruff format .
+	$(VENV)/bin/ruff check --fix .
+
+lint: setup
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/ruff check .
+
+types: setup
+	$(VENV)/bin/mypy
+
+# The core is compiled once and cached before the workers start, so that they do not all compile it.
+test: setup
+	$(PY) -m engine warm-up
+	$(PY) -m pytest -n $(JOBS) --dist loadfile
+
+check: lint types test
+
+bench: setup
+	$(PY) -m benchmarks
+
+shots: setup
+	$(PY) docs/make_pictures.py
+
+clean:
+	rm -rf $(VENV) artifacts .pytest_cache .mypy_cache .ruff_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The two recordings that the app opens with: one sample under both modes, on one 24 GB card.
+SAMPLE := traces/samples/recordings
+.PHONY: samples
+samples: setup
+	for mode in recompute swap; do \
+	  $(PY) -m engine simulate sample:chat --out $(SAMPLE)/chat-$$mode --overwrite --preemption $$mode \
+	    --model llama-3.1-8b --device rtx-4090 --kv-tokens 41408 --max-model-len 16384 || exit 1; \
+	done
