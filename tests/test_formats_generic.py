@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import io
+from decimal import Decimal
 from pathlib import Path
 
 import numpy as np
@@ -152,6 +154,76 @@ def test_parquet_ids_may_be_signed(tmp_path: Path) -> None:
 
     assert workload.table["prefix_ids"].to_list() == [[2**64 - 1, 5]]
     assert workload.prefix_block_tokens == 32
+
+
+@pytest.mark.parametrize(
+    ("times", "first_s"),
+    [
+        ([dt.datetime(2025, 1, 1, 10), dt.datetime(2025, 1, 1, 10, 0, 2)], 36000.0),
+        ([dt.datetime(2025, 1, 1, tzinfo=dt.UTC), dt.datetime(2025, 1, 1, 0, 0, 2, tzinfo=dt.UTC)], 1735689600.0),
+        ([dt.timedelta(seconds=1), dt.timedelta(seconds=3)], 1.0),
+        ([dt.time(0, 0, 1), dt.time(0, 0, 3)], 1.0),
+        (["2025-01-01 10:00:00", "2025-01-01 10:00:02"], 36000.0),
+        ([Decimal("1.5"), Decimal("3.5")], 1.5),
+        ([7, 9], 7.0),
+    ],
+)  # fmt: skip
+def test_parquet_times_of_every_type_are_read(
+    tmp_path: Path, times: list[object], first_s: float
+) -> None:
+    usage = [
+        {"prompt_tokens": 3, "completion_tokens": 4},
+        {"prompt_tokens": 5, "completion_tokens": 6},
+    ]
+    pl.DataFrame({"timestamp": times, "usage": usage}).write_parquet(tmp_path / "t.parquet")
+
+    workload = traces.open_workload(tmp_path / "t.parquet")
+
+    assert workload.table["arrival_s"].to_list() == [0.0, 2.0]
+    assert workload.report.first_s == first_s
+    assert workload.table["output_tokens"].to_list() == [4, 6]
+
+
+@pytest.mark.parametrize(
+    ("text", "first_s"),
+    [
+        ("2025-01-01T10:00:00.5+02:00", 1735718400.5),
+        ("2025-01-01 10:00:00 UTC", 1735725600.0),
+        ("2025-01-01 10:00:00.25+00", 1735725600.25),
+        ("20250101T100000Z", 1735725600.0),
+        ("Wed, 01 Jan 2025 10:00:00 GMT", 1735725600.0),
+        ("2025-01-01T10:00:00.1234567891Z", 1735725600.123456789),
+        ("10:00:00.5", 36000.5),
+        ("2025/01/01 10:00", 36000.0),
+        ("1/2/2025 10:00:00 PM", 79200.0),
+    ],
+)
+def test_dates_are_read_as_tools_write_them(tmp_path: Path, text: str, first_s: float) -> None:
+    row = f'"{text}",1,1\n'.encode()
+
+    workload = traces.open_workload(
+        written(tmp_path, "t.csv", b"timestamp,input_tokens,output_tokens\n" + row)
+    )
+
+    assert workload.report.first_s == pytest.approx(first_s, abs=1e-6)
+
+
+def test_ids_that_fill_every_prompt_tell_their_block_length(tmp_path: Path) -> None:
+    rows = b'{"ts": 0.5, "input_tokens": 33, "output_tokens": 1, "block_hashes": ["ab", "cd", "ef"]}\n'
+
+    workload = traces.open_workload(written(tmp_path, "t.jsonl", rows))
+
+    assert workload.prefix_block_tokens == 16
+    assert workload.table["prefix_ids"].list.len().to_list() == [3]
+    assert "fit blocks of 16 tokens" in workload.report.notes[0]
+
+
+def test_the_guess_can_be_shown_before_anything_is_read() -> None:
+    names, guessed = traces.guess_columns(FIXTURES / "openai-log.jsonl")
+
+    assert "usage.total_tokens" in names
+    assert guessed["arrival_s"] == "created"
+    assert guessed["prompt_tokens"] == "usage.prompt_tokens"
 
 
 def test_parts_of_one_trace_are_joined_on_their_own_clock(tmp_path: Path) -> None:

@@ -9,11 +9,12 @@ from importlib import import_module
 from typing import Any
 
 _WHERE = {
+    "guess_columns": "traces.open",
     "open_any": "traces.open",
     "open_workload": "traces.open",
     "describe": "traces.description",
 }
-__all__ = ["describe", "open_any", "open_workload"]
+__all__ = ["describe", "guess_columns", "open_any", "open_workload"]
 
 
 def __getattr__(name: str) -> Any:

@@ -74,6 +74,20 @@ def open_workload(
     return to_workload(raw, name or f"{sources[0].name} and {len(sources) - 1} more", window_s)
 
 
+def guess_columns(
+    path: PathLike, name: str | None = None
+) -> tuple[tuple[str, ...], dict[str, str]]:
+    """(all columns, role -> column as guessed) of a table or JSON file, for a user to correct.
+
+    Raises WorkloadError when the file cannot be opened; both are empty where it has no columns.
+    """
+    from traces.formats.columns import guess
+    from traces.formats.generic import unwrapped
+
+    source = unwrapped(inspect(path, name))
+    return source.columns, guess(source.columns)
+
+
 def _options(
     mapping: Mapping[str, str] | None, time_unit: str | None, stagger_s: float
 ) -> ReadOptions:
@@ -192,4 +206,4 @@ def join(raws: Sequence[RawTrace], names: Sequence[str], stagger_s: float) -> Ra
     )
 
 
-__all__ = ["is_recording", "join", "open_any", "open_workload", "read_raw"]
+__all__ = ["guess_columns", "is_recording", "join", "open_any", "open_workload", "read_raw"]

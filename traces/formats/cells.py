@@ -65,6 +65,8 @@ def convert(
     if kind == IDS:
         return [_ids(column, dtype).alias(role)]
     if kind == TIME and plan is not None and plan.is_text:
+        if dtype == pl.Time:
+            return [column.cast(pl.Int64).alias(role)]  # ns since midnight
         if dtype.is_temporal():
             return [column.cast(pl.Datetime("ns")).dt.epoch("ns").alias(role)]
         forms = times.TEXT_FORMATS if thorough else plan.formats
@@ -73,6 +75,10 @@ def convert(
             column, [*plan.formats, *forms] if thorough else forms, clean=clean
         )
         return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
+    if dtype == pl.Duration:
+        return [column.dt.total_nanoseconds().alias(role)]
+    if dtype.is_decimal():
+        return [column.cast(pl.Float64).alias(role)]
     if dtype == pl.String:
         text = column.str.strip_chars()
         if thorough:
@@ -83,8 +89,6 @@ def convert(
             else pl.Float64
         )
         out = text.cast(target, strict=False)
-        if thorough and kind == TIME and plan and plan.integers:
-            out = text.cast(pl.Int64, strict=False)
         return [out.alias(role), (out.is_null() & _given(column)).alias(f"{role}?")]
     if dtype.is_numeric():
         return [column.alias(role)]

@@ -69,6 +69,7 @@ SYNONYMS: Mapping[str, tuple[str, ...]] = {
         "time",
         "t",
         "@timestamp",
+        "timestamp_start_unix_ms",
         "gmt_create",
         "offset",
         "relative_time",

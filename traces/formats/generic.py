@@ -16,11 +16,13 @@ from traces.errors import NotAWorkloadError
 from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
 from traces.formats.figures import figures
 from traces.formats.json_records import nested_names
+from traces.formats.mooncake import fitting_block
 from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
 from traces.formats.source import Source
 from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
 
+_OWN_IDS = ("prefix_hash_ids", "prefix_ids")  # may cover only a part of the prompt
 _FAILED_WORDS = (
     "fail",
     "failed",
@@ -74,7 +76,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         notes.append("Arrivals are step numbers, not times: replay it with the step clock.")
     if "abort_s" in frame.columns:
         frame = frame.with_columns(pl.col("abort_s") - loaded.origin_s)
-    frame, block, block_note = _prefix_blocks(source, frame)
+    frame, block, block_note = _prefix_blocks(source, frame, columns)
     frame = _failures(frame)
     raw = raw_from_table(
         source,
@@ -178,17 +180,22 @@ def _lengths(source: Source, columns: dict[str, str]) -> dict[str, Any]:
 
 
 def _prefix_blocks(
-    source: Source, frame: pl.DataFrame
+    source: Source, frame: pl.DataFrame, columns: dict[str, str]
 ) -> tuple[pl.DataFrame, int | None, list[str]]:
     """The block length of the prefix ids: one for the file, or one a row as segment lengths.
 
-    0 or no column: an id stands for one block of the engine, whatever its block size is; this is
+    Ids that fill every prompt by one block length (Mooncake's way) have that length. Else, with 0
+    or no column, an id stands for one block of the engine, whatever its block size is; this is
     what prefix_block_tokens None without prefix_tokens means.
     """
     if "prefix_ids" not in frame.columns or frame["prefix_ids"].list.len().sum() == 0:
         frame = frame.drop("prefix_ids", strict=False)
         return frame.drop("prefix_block_tokens", strict=False), None, []
     if "prefix_block_tokens" not in frame.columns:
+        block = None if columns.get("prefix_ids") in _OWN_IDS else fitting_block(frame)
+        if block is not None:
+            said = f"The prefix ids of every row fit blocks of {block} tokens, rounded up."
+            return frame, block, [said]
         return frame, None, ["A prefix id is taken as one block of the engine's block size."]
     sizes = frame["prefix_block_tokens"].fill_null(0)
     frame = frame.drop("prefix_block_tokens")

@@ -139,7 +139,8 @@ def parse_line(source: Source, line: str, number: int) -> list[Any]:
         while at < len(line):
             value, at = _decode(line, at)
             values.append(value)
-            at += len(line[at:]) - len(line[at:].lstrip())
+            while at < len(line) and line[at].isspace():
+                at += 1
         return values
     except json.JSONDecodeError as e:
         cut = e.pos >= len(line) - 1 or e.msg.startswith("Unterminated")
@@ -163,6 +164,12 @@ def _document_records(source: Source) -> Iterator[tuple[str, Any]]:
                     f"record {number + 1}",
                     "the JSON list is cut off",
                     "Copy or export it again.",
+                )
+            if text[at + 1 :].strip():
+                raise source.error(
+                    f"after record {number}",
+                    "the JSON list has ended and more text follows",
+                    "Give one list, or one record a line.",
                 )
             return
         try:

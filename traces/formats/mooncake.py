@@ -23,8 +23,9 @@ _COLUMNS = {
     "prompt_tokens": "input_length",
     "output_tokens": "output_length",
     "prefix_ids": "hash_ids",
+    "session_id": "session_id",  # flux-traces adds it
 }
-_FOREIGN = ("chat_id", "parent_chat_id", "session_id", "block_size")
+_FOREIGN = ("chat_id", "parent_chat_id", "block_size")
 
 
 def sniff(source: Source) -> bool:
@@ -45,26 +46,27 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
 
 def _block(frame: pl.DataFrame) -> tuple[int | None, str]:
     """512, unless the ids of the file fit only another length (tools write such files too)."""
-    if "prefix_ids" not in frame.columns:
+    if "prefix_ids" not in frame.columns or not frame["prefix_ids"].list.len().sum():
         return None, "There are no prefix ids: nothing is known to be shared."
-    n = frame["prefix_ids"].list.len().to_numpy()
+    block = fitting_block(frame)
+    if block == BLOCK_TOKENS:
+        return block, ""
+    if block is not None:
+        return block, f"The ids fit blocks of {block} tokens, not Mooncake's {BLOCK_TOKENS}."
+    return BLOCK_TOKENS, (
+        f"Some rows have another number of ids than their prompt has blocks of {BLOCK_TOKENS} tokens."
+    )
+
+
+def fitting_block(frame: pl.DataFrame) -> int | None:
+    """The block length by which every row with ids has as many as its prompt fills, rounded up."""
+    n = frame["prefix_ids"].list.len().fill_null(0).to_numpy()
     tokens = frame["prompt_tokens"].fill_null(0).to_numpy()
     some = n > 0
-    if not some.any():
-        return None, "There are no prefix ids: nothing is known to be shared."
     for block in (BLOCK_TOKENS, 16, 32, 64, 128, 256, 1024):
-        if np.all(n[some] == -(-tokens[some] // block)):
-            return (
-                block,
-                ""
-                if block == BLOCK_TOKENS
-                else f"The ids fit blocks of {block} tokens, not Mooncake's 512.",
-            )
-    odd = int((n[some] != -(-tokens[some] // BLOCK_TOKENS)).sum())
-    return (
-        BLOCK_TOKENS,
-        f"{odd:,} rows have another number of ids than their prompt has blocks of {BLOCK_TOKENS} tokens.",
-    )
+        if some.any() and np.all(n[some] == -(-tokens[some] // block)):
+            return block
+    return None
 
 
 def tick_note(arrivals: pl.Series) -> str:

@@ -15,7 +15,7 @@ import numpy as np
 import polars as pl
 
 from traces.formats import times
-from traces.formats.cells import whole_numbers
+from traces.formats.cells import shown, whole_numbers
 from traces.formats.source import Source
 from traces.formats.tabular import Loaded
 
@@ -78,8 +78,8 @@ class Rows:
         """One request. Raises WorkloadError where a count or time is no number."""
         values = {
             "arrival_s": self._time(place, arrival),
-            "prompt_tokens": self._number(place, "prompt tokens", prompt),
-            "output_tokens": self._number(place, "output tokens", output),
+            "prompt_tokens": self._number(place, "a number of prompt tokens", prompt),
+            "output_tokens": self._number(place, "a number of output tokens", output),
             **extra,
         }
         for role, value in values.items():
@@ -92,20 +92,16 @@ class Rows:
     def _number(self, place: str, what: str, value: Any) -> float | int | None:
         if value is None or value == "":
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            return value
+        for read in (int, float) if isinstance(value, str) else ():
             try:
-                return int(value)
-            except (TypeError, ValueError):
-                pass
-            try:
-                return float(value)
-            except (TypeError, ValueError):
-                raise self.source.error(
-                    place,
-                    f"{str(value)[:60]!r} is not a number of {what}",
-                    "Correct or remove the record.",
-                ) from None
-        return value
+                return read(value)
+            except ValueError:
+                continue
+        raise self.source.error(
+            place, f"{shown(value)} is not {what}", "Correct or remove the record."
+        )
 
     def _time(self, place: str, value: Any) -> Any:
         if value is None or value == "":
@@ -113,9 +109,11 @@ class Rows:
         if self.unit == times.TEXT_UNIT:
             return str(value)
         number = self._number(place, "a time", value)
-        if isinstance(number, float) and not np.isfinite(number):
+        if isinstance(number, float) and np.isnan(number):
+            return None
+        if number is not None and not abs(number) < 2**63:
             raise self.source.error(
-                place, f"{number} is not a time", "Correct or remove the record."
+                place, f"{shown(number)} is not a time", "Correct or remove the record."
             )
         return number
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import csv
 import io
 import os
+import re
 import tempfile
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -35,6 +36,7 @@ class Source:
     first: the first JSON record (of a list: its first element); lines: each JSON record has a line
     of its own; listed: the JSON document is one list; inside: the key of its only object under which
     the records lie. Keys of nested objects are columns too, as "usage.prompt_tokens".
+    skip_lines: comments above the header of a CSV; fields: dotted names inside Parquet structs.
     """
 
     path: Path
@@ -49,6 +51,8 @@ class Source:
     lines: bool = False
     listed: bool = False
     inside: str = ""
+    skip_lines: int = 0
+    fields: tuple[str, ...] = ()
     magic: bytes = field(default=b"", repr=False)
 
     def error(self, place: str, fault: str, remedy: str) -> WorkloadError:
@@ -218,23 +222,47 @@ def _parquet(source: Source) -> Source:
             "Unpack it: Parquet is compressed inside.",
         )
     try:
-        names = tuple(pq.read_schema(source.path).names)
+        schema = pq.read_schema(source.path)
     except Exception as e:  # pyarrow raises several kinds for damaged footers
         raise source.error(
             "", f"the Parquet file is damaged or cut off ({e})", "Copy or write it again."
         ) from e
-    return _with(source, shape="parquet", columns=names)
+    fields = tuple(f for field in schema for f in _struct_fields(field))
+    return _with(source, shape="parquet", columns=(*schema.names, *fields), fields=fields)
+
+
+def _struct_fields(field: Any, prefix: str = "") -> list[str]:
+    """Dotted names of what lies in a struct column, level by level."""
+    import pyarrow as pa
+
+    if not pa.types.is_struct(field.type):
+        return []
+    inner = [field.type.field(i) for i in range(field.type.num_fields)]
+    here = f"{prefix}{field.name}."
+    return [n for f in inner for n in (f"{here}{f.name}", *_struct_fields(f, here))]
 
 
 def _csv(source: Source) -> Source:
     """A CSV when the first line splits into two cells or more, else plain text."""
-    line = next((x for x in source.head.splitlines() if x.strip()), "")
+    lines = source.head.splitlines()
+    skip = _lines_above_header(lines)
+    line = next((x for x in lines[skip:] if x.strip()), "")
     delimiter = max(",\t;|", key=line.count)
     if line.count(delimiter) == 0:
         return _with(source, shape="text")
     cells = next(csv.reader([line], delimiter=delimiter), [])
-    columns = tuple(c.strip().strip("\ufeff") for c in cells)
-    return _with(source, shape="csv", delimiter=delimiter, columns=columns)
+    columns = tuple(c.strip().strip("\ufeff").lstrip("# ") for c in cells)
+    return _with(source, shape="csv", delimiter=delimiter, columns=columns, skip_lines=skip)
+
+
+def _lines_above_header(lines: list[str]) -> int:
+    """Comment lines and Excel's "sep=;" on top. A comment just above data is the header itself."""
+    skip = 0
+    while skip < len(lines) and re.match(r"\s*#|sep=.$|\s*$", lines[skip].strip("\ufeff")):
+        skip += 1
+    above = lines[skip - 1] if 0 < skip < len(lines) else ""
+    commented_header = above.lstrip().startswith("#") and re.match(r"\s*[\d\"]", lines[skip])
+    return skip - 1 if commented_header and re.search(r"[,;\t|]", above) else skip
 
 
 def utf8_copy(source: Source) -> tempfile._TemporaryFileWrapper[bytes]:

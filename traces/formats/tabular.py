@@ -64,9 +64,20 @@ def load(
         lazy = pl.scan_parquet(source.path, glob=False)
     else:
         lazy = _scan_csv(source)
-    picked = lazy.select([pl.col(c).alias(r) for r, c in columns.items()])
+    picked = lazy.select([_field(source, c).alias(r) for r, c in columns.items()])
     frame, plan = _collect(source, picked, columns, kinds, time_unit)
     return _finish(source, frame, columns, kinds, plan)
+
+
+def _field(source: Source, column: str) -> pl.Expr:
+    """A column, or in Parquet a field of a struct by its dotted name."""
+    if source.shape != "parquet" or column not in source.fields:
+        return pl.col(column)
+    first, *rest = column.split(".")
+    out = pl.col(first)
+    for name in rest:
+        out = out.struct.field(name)
+    return out
 
 
 def _scan_csv(source: Source) -> pl.LazyFrame:
@@ -81,6 +92,7 @@ def _csv(path: str | Path, source: Source) -> pl.LazyFrame:
     return pl.scan_csv(
         path,
         separator=source.delimiter,
+        skip_lines=source.skip_lines,
         infer_schema=False,
         with_column_names=_strip_names,
         glob=False,  # a file may be called a*b.csv
@@ -90,7 +102,7 @@ def _csv(path: str | Path, source: Source) -> pl.LazyFrame:
 def _strip_names(names: list[str]) -> list[str]:
     """Column names without blanks around them; a repeated name is marked, as polars marks it."""
     out: list[str] = []
-    for n in (n.strip().strip("\ufeff") for n in names):
+    for n in (n.strip().strip("\ufeff").lstrip("# ") for n in names):
         out.append(n if n not in out else f"{n}_duplicated_{out.count(n)}")
     return out
 
@@ -156,7 +168,7 @@ def _as_text(value: Any) -> str | None:
 
 
 def _kind_of(value: Any) -> str:
-    return {list: "list", str: "text", int: "number", float: "number"}.get(
+    return {type(None): "null", list: "list", str: "text", int: "number", float: "number"}.get(
         type(value), type(value).__name__
     )
 
@@ -209,8 +221,11 @@ def _plan(
     if role is None:
         return None
     column = sample[role]
+    if column.dtype == pl.Duration:
+        return TimePlan("ns", "durations", integers=True)
     if column.dtype.is_temporal():
-        return TimePlan(times.TEXT_UNIT, "dates and times", ("typed",))
+        zone = getattr(column.dtype, "time_zone", None)
+        return TimePlan(times.TEXT_UNIT, "dates and times", ("typed",), zoned=zone is not None)
     numbers = column
     if column.dtype == pl.String:
         text = column.str.strip_chars()
@@ -226,11 +241,12 @@ def _plan(
 
 
 def _whole(column: pl.Series) -> bool:
+    """Whether a sample holds integers that a float cannot (ns since 1970)."""
     if column.dtype != pl.String:
         return column.dtype.is_integer()
     text = column.str.strip_chars().drop_nulls()
-    text = text.filter(text != "")
-    return text.cast(pl.Int64, strict=False).null_count() == 0
+    numbers = text.filter(text != "").cast(pl.Int64, strict=False)
+    return numbers.null_count() == 0 and bool((numbers.abs() > 2**53).any())
 
 
 def _raise_first_bad(
@@ -323,9 +339,7 @@ def _times(
 ) -> tuple[pl.Series, float, TimePlan]:
     assert plan is not None
     if plan.is_text:
-        first = column.drop_nulls()
-        is_zoned = "%#z" in "".join(plan.formats[:1])
-        rel, origin = times.relative_ns(column, is_zoned and len(first) > 0)
+        rel, origin = times.relative_ns(column, plan.zoned)
     else:
         if column.dtype.is_float():
             infinite = column.is_infinite().fill_null(False).arg_true()

@@ -39,12 +39,14 @@ TEXT_FORMATS: tuple[str, ...] = (
     *(f"{d} %H:%M:%S%.f%#z" for d in _DAY),
     *(f"{d} %H:%M:%S%.f" for d in _DAY),
     *(f"{d} %H:%M" for d in _DAY),
+    "%Y%m%d %H%M%S%.f%#z",
     "%Y%m%d %H%M%S%.f",
     "%m/%d/%Y %I:%M:%S%.f %p",
     "%m/%d/%Y %I:%M %p",
     "%m/%d/%Y %H:%M:%S%.f",
     "%m/%d/%Y %H:%M",
     "%d.%m.%Y %H:%M:%S%.f",
+    "%d %b %Y %H:%M:%S%.f%#z",
     "%d %b %Y %H:%M:%S%.f",
 )
 _DAY_FIRST = ("%d/%m/%Y %H:%M:%S%.f", "%d/%m/%Y %H:%M")
@@ -88,12 +90,16 @@ def guess_unit(values: np.ndarray, column: str = "") -> tuple[str, str]:
 
 @dataclass(frozen=True)
 class TimePlan:
-    """How a column of times is to be read: formats for text, else a unit; why, for the user."""
+    """How a column of times is to be read: formats for text, else a unit; why, for the user.
+
+    integers: keep them whole, they do not fit a float; zoned: the dates say their zone.
+    """
 
     unit: str
     why: str
     formats: tuple[str, ...] = ()
     integers: bool = False
+    zoned: bool = False
 
     @property
     def is_text(self) -> bool:
@@ -116,7 +122,7 @@ def plan_text(sample: pl.Series) -> TimePlan | None:
             why = "dates read as month/day/year"
         hits.update(dict.fromkeys(_DAY_FIRST, 0))
     order = sorted((f for f in hits if hits[f]), key=lambda f: -hits[f])
-    return TimePlan(TEXT_UNIT, why, tuple(order))
+    return TimePlan(TEXT_UNIT, why, tuple(order), zoned="%#z" in order[0])
 
 
 _US_FORMATS = ("%m/%d/%Y %H:%M:%S%.f", "%m/%d/%Y %H:%M")
@@ -128,7 +134,7 @@ def _parses(clean: pl.Series, form: str) -> int:
 
 
 def normalised(column: pl.Expr) -> pl.Expr:
-    """Text of a time with T, Z, UTC, commas and double blanks written one way."""
+    """Text of a time with T, Z, UTC, commas and weekdays written one way; a time alone is of 1970-01-01."""
     return (
         column.str.strip_chars()
         .str.replace(r"^(\d{4}[-/]?\d\d[-/]?\d\d)[Tt](\d)", "${1} ${2}")
@@ -136,6 +142,9 @@ def normalised(column: pl.Expr) -> pl.Expr:
         .str.replace(r",\s*", " ")
         .str.replace(r"(\d)\s+([+-]\d\d:?\d\d)$", "${1}${2}")
         .str.replace(r"(\.\d{9})\d+", "${1}")
+        .str.replace(r"^(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun)[a-z]* ", "")
+        .str.replace(r"^(\d{1,2}:\d\d(?::\d\d(?:\.\d+)?)?)$", "1970-01-01 ${1}")
+        .str.replace(r"^(\d{4}[-/]\d\d[-/]\d\d)$", "${1} 00:00:00")
     )
 
 

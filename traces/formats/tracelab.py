@@ -68,6 +68,12 @@ def _read_csv(source: Source, options: ReadOptions) -> RawTrace:
                 "Fill it or remove the row.",
             )
         if name not in sessions:
+            if timed and row["arrival_time"] is None:
+                raise source.error(
+                    f"{place}, column arrival_time",
+                    "the cell is empty",
+                    "Fill it or remove the session.",
+                )
             at = row["arrival_time"] * unit if timed else len(sessions) * options.stagger_s
             sessions[name] = _Session(name, at)
         session = sessions[name]
