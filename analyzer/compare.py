@@ -114,8 +114,8 @@ def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> lis
             "A recording does not name its workload; ids and lengths of all requests agree.",
         ]
     message = (
-        f"{a.label} and {b.label} come from different workloads: {shared:.0%} of request ids occur in both, "
-        f"{same:.0%} with the same arrival and lengths."
+        f"{a.label} and {b.label} come from different workloads: {shared * 100:.0f} % of request ids occur in both, "
+        f"{same * 100:.0f} % with the same arrival and prompt length."
     )
     if not anyway:
         raise CompareError(
@@ -139,14 +139,12 @@ def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
 def _differences(a: Recording, b: Recording) -> list[str]:
     """Notes on incomplete runs and on settings, other than the mode, that differ."""
     notes = [f"{side}: {note}" for side, rec in (("A", a), ("B", b)) for note in rec.notes]
+    left, right = a.meta.settings, b.meta.settings
+    keys = [k for k in sorted({*left, *right}) if left.get(k) != right.get(k)]
     for name in ("model", "device", "executor"):
-        if a.meta.get(name) != b.meta.get(name):
+        if name not in keys and a.meta.get(name) != b.meta.get(name):
             notes.append(f"A and B differ in {name}.")
-    for key in sorted({*a.meta.settings, *b.meta.settings}):
-        left, right = a.meta.settings.get(key), b.meta.settings.get(key)
-        if left != right:
-            notes.append(f"{key}: {left} in A, {right} in B.")
-    return notes
+    return notes + [f"{key}: {left.get(key)} in A, {right.get(key)} in B." for key in keys]
 
 
 def request_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int = 0) -> dict[str, Interval]:

@@ -131,7 +131,7 @@ def test_different_workloads_are_one_sentence_and_exit_code_2(
     captured = capsys.readouterr()
     assert code == 2
     assert captured.err.startswith(
-        "error: a and b come from different workloads: 0% of request ids"
+        "error: a and b come from different workloads: 0 % of request ids"
     )
 
 

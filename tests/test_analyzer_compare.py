@@ -150,7 +150,7 @@ def test_different_workloads_are_refused_with_what_they_share(tmp_path: Path) ->
         compare(a, b)
 
     assert str(caught.value) == (
-        "a and b come from different workloads: 50% of request ids occur in both, 50% with the same arrival and lengths. "
+        "a and b come from different workloads: 50 % of request ids occur in both, 50 % with the same arrival and prompt length. "
         "Replay one trace with the same window and rate under both settings, then compare those."
     )
 
