@@ -20,9 +20,6 @@ NO_TIME = "no arrival time"
 NO_COUNTS = "no token counts"
 ZERO_OUTPUT = "zero output tokens"
 EMPTY_PROMPT = "empty prompt"
-MAX_PREFIX_IDS = (
-    20_000_000  # above, the figures of sharing would cost more than reading the file
-)
 MAX_SPAN_S = 3.2e9  # a century
 UNKNOWN = -1  # how several logs write "not reported"
 
@@ -144,34 +141,48 @@ def nothing_left(records: int, reasons: Mapping[str, int]) -> tuple[str, str]:
 
 def prefix_figures(raw: RawTrace) -> dict[str, float] | None:
     """Prefix sharing of the counted rows: blocks, distinct ones, and the share of prompt tokens
-    that an endless cache would have held. None where there are no prefix ids, or too many of them.
+    that an endless cache would have held. None where there are no prefix ids of known length.
 
     Ids of fixed blocks name everything up to their end; ids of segments are chained here.
     """
     if "prefix_ids" not in raw.frame.columns:
         return None
     rows = counted(raw)
-    ids = rows["prefix_ids"].fill_null([]).to_list()
-    if not any(ids) or sum(map(len, ids)) > MAX_PREFIX_IDS:
+    ids = rows["prefix_ids"].fill_null([])
+    count = ids.list.len().to_numpy().astype(np.int64)
+    if not count.sum():
         return None
-    lengths = rows["prefix_tokens"].to_list() if "prefix_tokens" in rows.columns else None
     block = raw.prefix_block_tokens
-    if block is None and lengths is None:
+    if block:
+        keys = ids.explode(empty_as_null=False, keep_nulls=False)
+        known = _leading_known(keys, count) * block
+    elif "prefix_tokens" in rows.columns:
+        keys = pl.Series(
+            [k for chain in ids.to_list() for k in accumulate(chain, _link)], dtype=pl.UInt64
+        )
+        leading = _leading_known(keys, count).tolist()
+        lengths = rows["prefix_tokens"].to_list()
+        known = np.array([sum(t[:n]) for t, n in zip(lengths, leading, strict=True)])
+    else:
         return None
-    seen: set[int] = set()
-    hit = total = 0
-    for row, (chain, prompt) in enumerate(
-        zip(ids, rows["prompt_tokens"].to_list(), strict=True)
-    ):
-        linked = chain if block else list(accumulate(chain, lambda a, b: hash((a, b))))
-        n = next((i for i, h in enumerate(linked) if h not in seen), len(linked))
-        covered = n * block if block else sum(lengths[row][:n])  # type: ignore[index]
-        hit += min(covered, prompt)
-        total += prompt
-        seen.update(linked)
-    out = {"hash_blocks": sum(map(len, ids)), "distinct_blocks": len(seen)}
+    prompts = rows["prompt_tokens"].to_numpy()
     return {
         "block_size": block or 0,
-        **out,
-        "ideal_prefix_hit_token_ratio": hit / total if total else 0.0,
+        "hash_blocks": int(count.sum()),
+        "distinct_blocks": keys.n_unique(),
+        "ideal_prefix_hit_token_ratio": float(
+            np.minimum(known, prompts).sum() / max(1, prompts.sum())
+        ),
     }
+
+
+def _link(before: int, key: int) -> int:
+    """A key for a segment behind what came before it (any 64-bit mix would do)."""
+    return ((before ^ key) * 0x9E3779B97F4A7C15 + key) % 2**64
+
+
+def _leading_known(keys: pl.Series, count: np.ndarray) -> np.ndarray:
+    """For each row, how many of its leading keys occur in rows above it."""
+    new = np.append(keys.is_first_distinct().to_numpy().nonzero()[0], len(keys))
+    start = np.cumsum(count) - count
+    return np.minimum(new[np.searchsorted(new, start)] - start, count)
