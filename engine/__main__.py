@@ -11,7 +11,6 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import VERSION
@@ -76,7 +75,9 @@ def build_parser() -> argparse.ArgumentParser:
     _add_machine_flags(sim.add_argument_group("model and machine"))
     _add_record_flags(sim.add_argument_group("equality with vLLM"))
     sim.set_defaults(run=simulate_command)
-    warm = commands.add_parser("warm-up", help="compile the core now instead of at the first run")
+    warm = commands.add_parser(
+        "warm-up", help="compile the core now instead of at the first run"
+    )
     warm.set_defaults(run=warm_up_command)
     return parser
 
@@ -287,7 +288,7 @@ def _print_result(result: dict[str, Any], workload: Workload) -> None:
     print(f"recording: {result['out']}  (python -m analyzer summary {result['out']})")
 
 
-class _progress:  # noqa: N801 - used as a function: with _progress(...) as show
+class _progress:
     """A progress bar on a terminal; elsewhere nothing."""
 
     def __init__(self, wanted: bool) -> None:

@@ -47,10 +47,10 @@ def _blocks(s: State) -> dict[str, int]:
 
 def step_record(s: State, ids: np.ndarray) -> dict[str, Any]:
     """What the schedule() call just made decided."""
-    c, seats = s.c[0], s.seats
+    c, seats, noted = s.c[0], s.seats, s.noted
     cached = {
         int(r): int(n)
-        for r, n in zip(seats.admitted[: c.num_admitted], seats.admitted_cached, strict=False)
+        for r, n in zip(noted.admitted[: c.num_admitted], noted.admitted_cached, strict=False)
     }
     scheduled, new_blocks, admitted = [], {}, []
     for i in range(c.num_sched):
@@ -69,9 +69,9 @@ def step_record(s: State, ids: np.ndarray) -> dict[str, Any]:
             )
     preempted = [
         {
-            "id": ids[seats.preempted[k]],
-            "computed_tokens_lost": int(seats.preempted_tokens[k]),
-            "blocks_held": int(seats.preempted_blocks[k]),
+            "id": ids[noted.preempted[k]],
+            "computed_tokens_lost": int(noted.preempted_tokens[k]),
+            "blocks_held": int(noted.preempted_blocks[k]),
         }
         for k in range(c.num_preempted)
     ]
@@ -117,12 +117,12 @@ def write_decisions(
                 record = step_record(s, ids)
             elif phase == "processed":
                 assert record is not None
-                record["finished"] += [ids[r] for r in s.seats.finished[: s.c[0].num_finished]]
+                record["finished"] += [ids[r] for r in s.noted.finished[: s.c[0].num_finished]]
                 record["blocks_end"] = _blocks(s)
             elif phase == "drained":
                 if record is not None:
                     record["finished"] += [
-                        ids[r] for r in s.seats.finished[: s.c[0].num_finished]
+                        ids[r] for r in s.noted.finished[: s.c[0].num_finished]
                     ]
             else:
                 status = phase

@@ -186,7 +186,9 @@ class Recorder:
         os.replace(partial, self.directory / schema.CLOSED_FILE)
 
     def _events_table(self, rows: np.ndarray) -> pa.Table:
-        kind = pa.DictionaryArray.from_arrays(_arrow(rows["kind"]), _strings(schema.EVENT_KINDS))
+        kind = pa.DictionaryArray.from_arrays(
+            _arrow(rows["kind"]), _strings(schema.EVENT_KINDS)
+        )
         columns = {
             "step": _arrow(rows["step"]),
             "t_s": _arrow(rows["t_s"]),
@@ -200,9 +202,7 @@ class Recorder:
             "cost_s": _nan_is_null(rows["cost_s"]),
             "recompute_est_s": _nan_is_null(rows["recompute_est_s"]),
             "swap_est_s": _nan_is_null(rows["swap_est_s"]),
-            "cause_request_id": self._ids.take(
-                _arrow(rows["cause"], rows["cause"] == NONE)
-            ),
+            "cause_request_id": self._ids.take(_arrow(rows["cause"], rows["cause"] == NONE)),
             "free_blocks_before": _arrow(rows["free_before"]),
             "reason": self._reasons(rows),
         }

@@ -130,7 +130,7 @@ def warm_up() -> float:
     """Compile the core, or load it where it is compiled already; returns the seconds it took."""
     started = time.perf_counter()
     one = np.ones(1)
-    columns = {name: one for name in ("arrival_s", "prompt_tokens", "output_tokens", "priority")}
+    columns = dict.fromkeys(("arrival_s", "prompt_tokens", "output_tokens", "priority"), one)
     none = np.zeros(0, np.int64)
     columns |= {"abort_s": one * np.nan, "abort_tie": one, "seg_count": one * 0}
     columns |= {"seg_id": none, "seg_len": none}

@@ -158,15 +158,18 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     k = (c.oldest_in_flight + c.num_in_flight) % 2
     view = outputs.advance(s, rules, cost.window_tokens)
     row = s.flight_row[k]
+    start = c.now_s if rules.clock != _MODELLED else max(c.now_s, c.gpu_free_s)
+    row.t_start_s = start
+    for i in range(c.num_admitted):
+        q = s.requests[s.noted[i].admitted]
+        if q.num_preemptions == 0:
+            q.first_scheduled_s = start
     if rules.clock == _STEP:
-        row.t_start_s = c.now_s
         row.duration_s = 1.0
         row.stall_s = 0.0
-        c.gpu_free_s = c.now_s + 1.0
+        c.gpu_free_s = start + 1.0
         return
-    start = max(c.now_s, c.gpu_free_s)
     if rules.clock == _LINEAR:
-        start = c.now_s
         again = row.prefill_tokens + row.recomputed_tokens
         compute = (
             rules.linear_base_ms
@@ -180,7 +183,6 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     stall = max(0.0, c.stall_until_s - start)
     if c.num_sched == 0 and stall == 0.0:
         stall = _until_copy(s, start)
-    row.t_start_s = start
     row.duration_s = stall + compute
     row.stall_s = stall
     end = start + row.duration_s

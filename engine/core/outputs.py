@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, pool, queues
+from engine.core import events, prefix, queues
 from engine.core.jit import inlined, kernel
 from engine.core.preempt import drop_host_copy, free_blocks_of
 from engine.core.state import Kind, Status
@@ -38,46 +38,53 @@ def advance(s: Any, rules: Any, window_tokens: Any) -> Any:
     row = s.flight_row[k]
     prefill, decode, recomputed = 0, 0, 0
     num_decode, chunks, chunk_tokens, rows = 0, 0, 0, 0
-    ctx, window_ctx, qk, window_qk = 0.0, 0.0, 0.0, 0.0
+    ctx, window_ctx = np.int64(0), np.int64(0)
+    qk, window_qk = 0.0, 0.0
+    base = k * len(s.seats)
     for i in range(c.num_sched):
         r, n = s.seats[i].sched_req, s.seats[i].sched_tok
         q = s.requests[r]
         start = q.num_computed
         end = start + n
-        again = max(0, min(end, q.high_water) - start)
-        fresh = start + again
-        first = max(0, min(end, q.prompt) - fresh)
-        recomputed += again
-        prefill += first
-        decode += n - again - first
-        q.recomputed_tokens += again
+        q.num_computed = end
+        again = 0
+        if start < q.high_water:
+            again = min(end, q.high_water) - start
+            recomputed += again
+            q.recomputed_tokens += again
         if end > q.high_water:
             q.high_water = end
-        q.num_computed = end
+        fresh = start + again
+        if fresh < q.prompt:
+            first = min(end, q.prompt) - fresh
+            prefill += first
+            again += first
+        decode += n - again
         samples = end >= q.num_tokens + q.placeholders
         if samples:
             rows += 1
-            if rules.async_scheduling:
-                q.placeholders += 1
+            q.placeholders += rules.async_scheduling
         if n == 1:
             num_decode += 1
             ctx += end
-            window_ctx += min(end, window_tokens)
+            if window_tokens > 0:
+                window_ctx += min(end, window_tokens)
         else:
             chunks += 1
             chunk_tokens += n
             mean = start + 0.5 * n
             qk += n * mean
-            window_qk += n * min(mean, float(window_tokens))
-        s.flight[k * len(s.seats) + i].req = r
-        s.flight[k * len(s.seats) + i].samples = 1 if samples else 0
+            if window_tokens > 0:
+                window_qk += n * min(mean, float(window_tokens))
+        s.flight[base + i].req = r
+        s.flight[base + i].samples = samples
     row.num_scheduled = c.num_sched
     c.num_in_flight += 1
     row.prefill_tokens = prefill
     row.decode_tokens = decode
     row.recomputed_tokens = recomputed
     _count(s, rules, row)
-    return num_decode, ctx, window_ctx, chunk_tokens, qk, window_qk, chunks, rows
+    return num_decode, float(ctx), float(window_ctx), chunk_tokens, qk, window_qk, chunks, rows
 
 
 @inlined
@@ -91,8 +98,8 @@ def _count(s: Any, rules: Any, row: Any) -> None:
     resumed = 0
     cached = 0
     for i in range(c.num_admitted):
-        cached += s.seats[i].admitted_cached
-        if s.requests[s.seats[i].admitted].num_preemptions > 0:
+        cached += s.noted[i].admitted_cached
+        if s.requests[s.noted[i].admitted].num_preemptions > 0:
             resumed += 1
     row.num_admitted = c.num_admitted - resumed
     row.num_resumed = resumed
@@ -117,26 +124,24 @@ def process(s: Any, rules: Any) -> None:
     end_s = row.t_start_s + row.duration_s
     c.num_finished = 0
     from_running = 0
+    base = k * len(s.seats)
     for i in range(row.num_scheduled):
-        r = s.flight[k * len(s.seats) + i].req
+        r = s.flight[base + i].req
         q = s.requests[r]
-        if np.isnan(q.first_scheduled_s):
-            q.first_scheduled_s = row.t_start_s
-        if s.flight[k * len(s.seats) + i].samples == 0 or q.status >= _FINISHED:
+        if s.flight[base + i].samples == 0 or q.status >= _FINISHED:
             continue
-        q.num_tokens += 1
-        if np.isnan(q.first_token_s):
+        known = q.num_tokens + 1
+        q.num_tokens = known
+        if known == q.prompt + 1:
             q.first_token_s = end_s
-        else:
-            gap = end_s - q.last_token_s
-            if gap > q.max_itl_s:
-                q.max_itl_s = gap
+        elif end_s - q.last_token_s > q.max_itl_s:
+            q.max_itl_s = end_s - q.last_token_s
         q.last_token_s = end_s
         if rules.async_scheduling:
             q.placeholders -= 1
             if rules.caching and q.status == _RUNNING:
-                pool.register_full(s, r, q.num_computed - q.placeholders, rules.block_size)
-        if q.num_tokens - q.prompt >= q.max_tokens or q.num_tokens >= rules.max_model_len:
+                prefix.register_full(s, r, q.num_computed - q.placeholders, rules.block_size)
+        if known - q.prompt >= q.max_tokens or known >= rules.max_model_len:
             if q.status == _RUNNING:
                 from_running += 1
             _finish(s, rules, r, end_s)
@@ -164,7 +169,7 @@ def _finish(s: Any, rules: Any, r: Any, end_s: Any) -> None:
     events.end_request(s, r, _FINISHED, _K_FINISH, end_s, _ZERO)
     if was_running:
         free_blocks_of(s, r)
-    s.seats[c.num_finished].finished = r
+    s.noted[c.num_finished].finished = r
     c.num_finished += 1
 
 

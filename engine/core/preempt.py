@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, pool, queues
+from engine.core import events, pool, prefix, queues
 from engine.core.jit import inlined, kernel
 from engine.core.state import NONE, Clock, Kind, Mode, Status, Victim
 from engine.cost_model import copy_time_s, recompute_time_s
@@ -105,7 +105,7 @@ def _forget_uncomputed(s: Any, rules: Any, r: Any) -> None:
     """
     q = s.requests[r]
     for i in range(q.num_computed // rules.block_size, q.num_hashed):
-        pool.forget_hash(s, np.int64(s.table[q.slot, i]))
+        prefix.forget(s, np.int64(s.table[q.slot, i]))
         s.c[0].cached_used -= 1
     q.num_hashed = min(q.num_hashed, q.num_computed // rules.block_size)
 
@@ -151,9 +151,9 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
         )
         e.cost_s = e.swap_est_s if swap else e.recompute_est_s
     k = c.num_preempted
-    s.seats[k].preempted = r
-    s.seats[k].preempted_tokens = computed
-    s.seats[k].preempted_blocks = q.num_blocks
+    s.noted[k].preempted = r
+    s.noted[k].preempted_tokens = computed
+    s.noted[k].preempted_blocks = q.num_blocks
     c.num_preempted = k + 1
     q.num_preemptions += 1
     q.preempted_at_s = c.now_s
@@ -231,7 +231,7 @@ def release_copies(s: Any, rules: Any) -> Any:
             free_blocks_of(s, r)
             continue
         if rules.caching:
-            pool.register_full(s, r, q.num_computed, rules.block_size)
+            prefix.register_full(s, r, q.num_computed, rules.block_size)
         run_again(s, r, _OUT)
         resumed += 1
     c.num_loads = kept

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, pool, queues
+from engine.core import events, pool, prefix, queues
 from engine.core.jit import inlined, kernel
 from engine.core.preempt import (
     choose_victim,
@@ -144,7 +144,7 @@ def _grow(s: Any, rules: Any, cost: Any) -> Any:
         if rules.caching:
             known = min(q.num_computed + new, q.num_tokens)
             if known >= (q.num_hashed + 1) * rules.block_size:
-                pool.register_full(s, r, known, rules.block_size)
+                prefix.register_full(s, r, known, rules.block_size)
         _place(s, r, new, before)
         budget -= new
         i += 1
@@ -233,7 +233,7 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
             drop_host_copy(s, r)
             if rules.caching:
                 known = min(q.num_computed + new, q.num_tokens)
-                pool.register_full(s, r, known, rules.block_size)
+                prefix.register_full(s, r, known, rules.block_size)
             run_again(s, r, _ZERO)
             _place(s, r, new, _ZERO)
             _note_admitted(s, r, _ZERO)
@@ -263,26 +263,9 @@ def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any) -> None:
 @inlined
 def _note_admitted(s: Any, r: Any, cached_tokens: Any) -> None:
     c = s.c[0]
-    s.seats[c.num_admitted].admitted = r
-    s.seats[c.num_admitted].admitted_cached = cached_tokens
+    s.noted[c.num_admitted].admitted = r
+    s.noted[c.num_admitted].admitted_cached = cached_tokens
     c.num_admitted += 1
-
-
-@kernel
-def _find_hits(s: Any, r: Any, slot: Any, block_size: Any) -> Any:
-    """Write the cached leading blocks of request r into row `slot`; returns (hits, idle hits)."""
-    limit = (s.requests[r].num_tokens - 1) // block_size
-    hits = 0
-    idle = 0
-    while hits < limit:
-        b = pool.lookup(s, pool.block_key(s, r, hits, block_size))
-        if b == 0:
-            break
-        s.table[slot, hits] = b
-        if s.blocks[b].ref == 0:
-            idle += 1
-        hits += 1
-    return hits, idle
 
 
 @kernel
@@ -302,7 +285,7 @@ def _admit(s: Any, rules: Any, budget: Any) -> None:
         slot = s.slots[c.num_slots - 1].free
         hits, idle = _ZERO, _ZERO
         if rules.caching:
-            hits, idle = _find_hits(s, r, slot, size)
+            hits, idle = prefix.find_hits(s, r, slot, size)
         new = q.num_tokens - hits * size
         if 0 < rules.long_prefill < new:
             new = rules.long_prefill
@@ -328,7 +311,7 @@ def _admit(s: Any, rules: Any, budget: Any) -> None:
         q.num_computed = hits * size
         q.cached_tokens += hits * size
         if rules.caching:
-            pool.register_full(s, r, min(hits * size + new, q.num_tokens), size)
+            prefix.register_full(s, r, min(hits * size + new, q.num_tokens), size)
         if q.num_preemptions > 0:
             run_again(s, r, hits * size)
         else:
@@ -355,7 +338,7 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
         queues.swapped_remove(s, r)
         if not q.fenced:
             drop_host_copy(s, r)
-    elif status == _WAITING or status == _PREEMPTED:
+    elif status in (_WAITING, _PREEMPTED):
         queues.wait_remove(s, r, rules.priority)
     else:
         return False

@@ -122,7 +122,7 @@ class Rules(NamedTuple):
 
 
 def _layout(**fields: str) -> np.dtype:
-    return np.dtype([(name, kind) for name, kind in fields.items()], align=True)
+    return np.dtype(list(fields.items()), align=True)
 
 
 # The first eight fields are what a decoding request touches in every step: one cache line.
@@ -132,7 +132,7 @@ REQUEST = _layout(
     placeholders="i8",  # sampled tokens still in flight (asynchronous scheduling)
     status="i8",
     num_blocks="i8",  # blocks in its row of the block table
-    num_hashed="i8",  # of those, leading blocks that are registered in the prefix index
+    num_hashed="i8",  # of those, leading blocks that are registered in the prefix cache
     high_water="i8",  # most tokens ever computed: below it, work is recomputation
     sched_step="i8",  # last step that scheduled it
     prompt="i8",
@@ -145,6 +145,8 @@ REQUEST = _layout(
     rank="i8",  # order under the policy: smaller runs first
     wait_next="i8",
     wait_prev="i8",
+    own_head="i8",  # cached blocks that only it can hit, in order of registration; 0: none
+    own_tail="i8",
     shared_tokens="i8",  # leading prompt tokens covered by prefix segments
     seg_start="i8",
     num_segs="i8",
@@ -175,6 +177,9 @@ SEAT = _layout(
     sched_req="i8",  # this step's requests, in the order decided, ...
     sched_tok="i8",  # ... their tokens, ...
     sched_new_from="i8",  # ... and the first index of the blocks handed over
+)
+# Lists that are short in most steps, kept apart from what every step walks over.
+NOTED = _layout(
     admitted="i8",  # requests admitted or resumed in this step ...
     admitted_cached="i8",  # ... and the tokens found in the prefix cache
     preempted="i8",  # victims of this step, in order
@@ -190,8 +195,9 @@ BLOCK = _layout(
     next="i8",  # free queue, a ring through block 0
     prev="i8",
     ref="i8",  # holders
-    hash="u8",  # 0: not registered in the prefix index
-    same_next="i8",  # blocks with equal hash, first registered first
+    key="u8",  # 0: not in the prefix cache (prefix.py)
+    owner="i8",  # 1 + the only request that can hit it; 0: any with that prefix
+    same_next="i8",  # next block of the same hash, or of the same owner, in order of registration
     same_prev="i8",
     same_tail="i8",  # at the first of them: the last
 )
@@ -312,6 +318,7 @@ class State(NamedTuple):
     c: np.ndarray  # (1,) COUNTERS
     requests: np.ndarray  # (N+1,) REQUEST; the last row heads the waiting list
     seats: np.ndarray  # (M+1,) SEAT
+    noted: np.ndarray  # (M+1,) NOTED
     slots: np.ndarray  # (S,) SLOT
     table: np.ndarray  # (S, W) block ids in token order
     blocks: np.ndarray  # (B,) BLOCK
@@ -335,7 +342,7 @@ def _index_capacity(num_blocks: int) -> int:
 
 
 @kernel
-def _mix(a: Any, b: Any) -> Any:
+def mix(a: Any, b: Any) -> Any:
     """A 64-bit mixing of two words (the finaliser of SplitMix64 over their combination)."""
     x = a ^ (b + np.uint64(0x9E3779B97F4A7C15) + (a << np.uint64(6)) + (a >> np.uint64(2)))
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -350,7 +357,7 @@ def _chain_segments(requests: Any, segs: Any) -> None:
         h = np.uint64(0x243F6A8885A308D3)
         begin = 0
         for k in range(q.seg_start, q.seg_start + q.num_segs):
-            h = _mix(_mix(h, segs[k].id), np.uint64(segs[k].end - begin))
+            h = mix(mix(h, segs[k].id), np.uint64(segs[k].end - begin))
             begin = segs[k].end
             segs[k].chain = h
 
@@ -389,6 +396,7 @@ def make_state(
         c=c,
         requests=requests,
         seats=_records(m + 1, SEAT),
+        noted=_records(m + 1, NOTED),
         slots=slots,
         table=np.empty((num_slots, width), np.int32),
         blocks=blocks,
