@@ -69,7 +69,7 @@ def test_the_table_shows_figures_columns_and_notes(capsys: pytest.CaptureFixture
     out = capsys.readouterr().out
 
     assert "5 requests in 3.000 s, the first at 0.000000 s (ms), 3 share a time" in out
-    assert "prompt          512.0" in out
+    assert "prompt             512.0" in out
     assert "prefixes: 5 distinct" in out
     assert "columns: arrival_s = timestamp" in out
     assert "note: The clock ticks about every 3 s" in out

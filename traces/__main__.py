@@ -114,8 +114,8 @@ def _percentiles(one: Mapping[str, Any]) -> list[str]:
     ]
     if not rows:
         return []
-    out = ["  tokens " + "".join(f"{n:>14}" for n in names)]
-    return out + [f"  {w:<7}" + "".join(f"{v[n]:>14,.1f}" for n in names) for w, v in rows]
+    out = ["  tokens " + "".join(f"{n:>17}" for n in names)]
+    return out + [f"  {w:<7}" + "".join(f"{v[n]:>17,.1f}" for n in names) for w, v in rows]
 
 
 def printable(text: Any) -> str:

@@ -43,7 +43,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         source, "Qwen-Bailian", loaded, columns=_COLUMNS, prefix_block_tokens=BLOCK_TOKENS
     )
     note = f"{outside:,} turns follow a turn that lies before this file." if outside else ""
-    return RawTrace(**{**raw.__dict__, "frame": frame}).with_notes(note)
+    return raw.with_frame(frame).with_notes(note)
 
 
 def _sessions(chats: list[int | None], parents: list[int | None]) -> tuple[list[str], int]:

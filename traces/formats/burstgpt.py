@@ -34,7 +34,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
     failed = pl.when(pl.col("output_tokens") == 0).then(pl.lit("failed (no response tokens)"))
     frame = loaded.frame.with_columns(failed.alias("aside"))
     raw = raw_from_table(source, "BurstGPT", loaded, columns=columns)
-    raw = RawTrace(**{**raw.__dict__, "frame": frame})
+    raw = raw.with_frame(frame)
     return raw.with_notes(tick_note(frame["arrival_s"]))
 
 

@@ -86,7 +86,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         prefix_block_tokens=block,
         notes=(*notes, *block_note, *_unit_note(loaded.plan, columns)),
     )
-    return RawTrace(**{**raw.__dict__, "frame": frame})
+    return raw.with_frame(frame)
 
 
 def unwrapped(source: Source) -> Source:

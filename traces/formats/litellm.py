@@ -49,7 +49,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         named = pl.coalesce([pl.when(pl.col(c) != "").then(pl.col(c)) for c in texts])
         frame = frame.with_columns(named.alias("session_id")).drop("trace", strict=False)
     raw = raw_from_table(source, "LiteLLM", loaded, columns=columns)
-    return RawTrace(**{**raw.__dict__, "frame": frame})
+    return raw.with_frame(frame)
 
 
 FORMAT = Format("litellm", "LiteLLM payloads and spend logs", sniff, read)

@@ -59,6 +59,9 @@ class RawTrace:
     details: Mapping[str, Any] = field(default_factory=dict)
     estimated: bool = False
 
+    def with_frame(self, frame: pl.DataFrame) -> RawTrace:
+        return replace(self, frame=frame)
+
     def with_notes(self, *notes: str) -> RawTrace:
         return replace(self, notes=(*self.notes, *(n for n in notes if n)))
 

@@ -130,14 +130,14 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
     if raw.startswith(b"PAR1"):
         return _parquet(source)
     if raw.startswith((b"PK\x03\x04", b"PK\x05\x06")):
-        return _with(source, shape="zip")
+        return replace(source, shape="zip")
     encoding = _encoding(raw)
     if encoding == "utf-8" and _decode_head(raw, encoding) is None and _looks_like_text(raw):
         encoding = "cp1252"  # what old spreadsheets on Windows write
     head = _decode_head(raw, encoding)
     if head is None:
-        return _with(source, shape="binary", magic=raw[:64])
-    source = _with(source, encoding=encoding, head=head)
+        return replace(source, shape="binary", magic=raw[:64])
+    source = replace(source, encoding=encoding, head=head)
     if head.lstrip()[:1] in ("{", "["):
         from traces.formats.json_records import inspect_json  # it needs Source itself
 
@@ -145,10 +145,6 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
         if found is not None:
             return found
     return _csv(source)
-
-
-def _with(source: Source, **changes: Any) -> Source:
-    return replace(source, **changes)
 
 
 def _first_bytes(path: Path, name: str) -> bytes:
@@ -228,7 +224,7 @@ def _parquet(source: Source) -> Source:
             "", f"the Parquet file is damaged or cut off ({e})", "Copy or write it again."
         ) from e
     fields = tuple(f for field in schema for f in _struct_fields(field))
-    return _with(source, shape="parquet", columns=(*schema.names, *fields), fields=fields)
+    return replace(source, shape="parquet", columns=(*schema.names, *fields), fields=fields)
 
 
 def _struct_fields(field: Any, prefix: str = "") -> list[str]:
@@ -249,10 +245,10 @@ def _csv(source: Source) -> Source:
     line = next((x for x in lines[skip:] if x.strip()), "")
     delimiter = max(",\t;|", key=line.count)
     if line.count(delimiter) == 0:
-        return _with(source, shape="text")
+        return replace(source, shape="text")
     cells = next(csv.reader([line], delimiter=delimiter), [])
     columns = tuple(c.strip().strip("\ufeff").lstrip("# ") for c in cells)
-    return _with(source, shape="csv", delimiter=delimiter, columns=columns, skip_lines=skip)
+    return replace(source, shape="csv", delimiter=delimiter, columns=columns, skip_lines=skip)
 
 
 def _lines_above_header(lines: list[str]) -> int:

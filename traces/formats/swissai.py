@@ -39,7 +39,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
         )
         frame = frame.with_columns(failed.alias("aside")).drop("status")
     raw = raw_from_table(source, "SwissAI serving trace", loaded, columns=columns)
-    return RawTrace(**{**raw.__dict__, "frame": frame})
+    return raw.with_frame(frame)
 
 
 FORMAT = Format("swissai", "SwissAI serving trace", sniff, read)
