@@ -203,8 +203,9 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         )
     host = 0
     if s.preemption_mode == "swap":
-        host = s.num_host_blocks
-        if host is None:
+        if s.num_host_blocks is not None:
+            host = s.num_host_blocks
+        else:
             host = host_blocks(
                 model, s.host_gib, tp=tp, kv_dtype=s.kv_cache_dtype, block_size=s.block_size
             )

@@ -6,8 +6,9 @@ It looks at the core between phases and writes what it sees; it changes nothing.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -103,33 +104,37 @@ def write_decisions(
     Raises: SettingsError if the file cannot be written.
     """
     try:
-        handle = Path(decisions).open("w", encoding="utf-8")
+        with Path(decisions).open("w", encoding="utf-8") as handle:
+            return _write_all(
+                handle, simulate_by_step(workload, settings, out_dir, overwrite=overwrite)
+            )
     except OSError as error:
         raise SettingsError(
             f"{decisions}: cannot write the decisions ({error.strerror}). Give another file."
         ) from None
+
+
+def _write_all(handle: IO[str], phases: Iterator[tuple[str, State, np.ndarray]]) -> str:
+    """One line a step; the run's status."""
     record: dict[str, Any] | None = None
     status = "completed"
-    with handle:
-        for phase, s, ids in simulate_by_step(workload, settings, out_dir, overwrite=overwrite):
-            if phase == "scheduled":
-                _write(handle, record)
-                record = step_record(s, ids)
-            elif phase == "processed":
-                assert record is not None
-                record["finished"] += [ids[r] for r in s.noted.finished[: s.c[0].num_finished]]
-                record["blocks_end"] = _blocks(s)
-            elif phase == "drained":
-                if record is not None:
-                    record["finished"] += [
-                        ids[r] for r in s.noted.finished[: s.c[0].num_finished]
-                    ]
-            else:
-                status = phase
-        _write(handle, record)
+    for phase, s, ids in phases:
+        finished = [ids[r] for r in s.noted.finished[: s.c[0].num_finished]]
+        if phase == "scheduled":
+            _write(handle, record)
+            record = step_record(s, ids)
+        elif phase == "processed":
+            assert record is not None
+            record["finished"] += finished
+            record["blocks_end"] = _blocks(s)
+        elif phase != "drained":
+            status = phase
+        elif record is not None:
+            record["finished"] += finished
+    _write(handle, record)
     return status
 
 
-def _write(handle: Any, record: dict[str, Any] | None) -> None:
+def _write(handle: IO[str], record: dict[str, Any] | None) -> None:
     if record is not None:
         handle.write(json.dumps(record, separators=(",", ":")) + "\n")

@@ -7,8 +7,6 @@ a temporary name and renamed when it is whole; a killed writer loses at most the
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,13 +14,14 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from engine.core.state import EVENT_ROW, NONE, REQUEST, STEP_ROW, Kind, Reason, Status
 from traces import schema
 from traces.errors import SettingsError
+from traces.recording_files import metadata_bytes, write_closed, write_part
 
 PART_ROWS = 131_072
+_ENDED = np.dtype([("request", "i8"), ("row", REQUEST)])
 _STATUS = {
     Status.FINISHED: "finished",
     Status.ABORTED: "aborted",
@@ -74,23 +73,24 @@ class _TableWriter:
         self,
         directory: Path,
         table: schema.Table,
-        metadata: Mapping[str, Any],
+        metadata: bytes,
         convert: Callable[[np.ndarray], pa.Table],
         dtype: np.dtype,
     ) -> None:
-        self._directory = directory / table.name
-        self._schema = table.arrow.with_metadata(
-            {schema.METADATA_KEY: json.dumps(metadata).encode()}
-        )
+        self._directory = directory
+        self._table = table
+        self._metadata = metadata
         self._convert = convert
         self._buffer = np.empty(PART_ROWS, dtype)
         self._filled = 0
         self._parts = 0
         self.rows = 0
 
-    def add(self, rows: np.ndarray) -> None:
+    def add(self, rows: np.ndarray) -> bool:
+        """Take rows; returns whether a part was written."""
         self.rows += len(rows)
         done = 0
+        parts = self._parts
         while done < len(rows):
             take = min(len(rows) - done, PART_ROWS - self._filled)
             self._buffer[self._filled : self._filled + take] = rows[done : done + take]
@@ -98,92 +98,84 @@ class _TableWriter:
             done += take
             if self._filled == PART_ROWS:
                 self.flush()
+        return self._parts > parts
 
     def flush(self, *, always: bool = False) -> None:
+        """Write what was collected as a part; with always, an empty one too."""
         if self._filled == 0 and not always:
             return
-        self._directory.mkdir(exist_ok=True)
-        final = self._directory / f"part-{self._parts:05d}.parquet"
-        partial = final.with_suffix(".parquet.tmp")
-        arrow = self._convert(self._buffer[: self._filled]).cast(self._schema)
-        pq.write_table(
-            arrow.replace_schema_metadata(self._schema.metadata),
-            partial,
-            compression="zstd",
-            compression_level=3,
-        )
-        os.replace(partial, final)
+        data = self._convert(self._buffer[: self._filled])
+        write_part(self._directory, self._table, self._parts, data, self._metadata)
         self._parts += 1
         self._filled = 0
 
     def close(self) -> None:
+        """Write the last part; a table without rows gets an empty one."""
         self.flush(always=self._parts == 0)
 
 
 class Recorder:
     """Writes steps, events and requests of one run into `directory`.
 
-    request_ids: id of each row of the request table; metadata: what made the run (schema_version is
-    added). Use as `add_*` while the run goes on, then `close`; without `close` the recording opens
-    as incomplete.
+    request_ids, priorities: of each row of the core's request table; metadata: what made the run
+    (schema_version is added). Use `add` while the run goes on, then `close`; without `close` the
+    recording opens as incomplete.
     """
 
     def __init__(
         self,
         directory: Path,
         metadata: Mapping[str, Any],
-        request_ids: pa.Array,
+        request_ids: Sequence[str] | np.ndarray,
+        priorities: np.ndarray,
         block_size: int,
         pool_blocks: int,
     ) -> None:
-        meta = {"schema_version": schema.SCHEMA_VERSION, **metadata}
+        meta = metadata_bytes({"schema_version": schema.SCHEMA_VERSION, **metadata})
         self.directory = directory
-        self._ids = request_ids
+        self._ids = _Strings(request_ids)
+        self._priorities = priorities.astype(np.int64)
         self._block_size = block_size
         self._pool_blocks = pool_blocks
+        self._known_tokens = np.zeros(0, np.int64)
         self._steps = _TableWriter(directory, schema.STEPS, meta, _steps_table, STEP_ROW)
         self._events = _TableWriter(
             directory, schema.EVENTS, meta, self._events_table, EVENT_ROW
         )
-        ended = np.dtype([("request", "i4"), ("row", REQUEST)])
         self._requests = _TableWriter(
-            directory, schema.REQUESTS, meta, self._requests_table, ended
+            directory, schema.REQUESTS, meta, self._requests_table, _ENDED
         )
-        self._ended = ended
-        self._arrivals_prompt: np.ndarray | None = None
 
-    def add_steps(self, rows: np.ndarray) -> None:
-        self._steps.add(rows)
+    @property
+    def _writers(self) -> tuple[_TableWriter, _TableWriter, _TableWriter]:
+        return self._steps, self._events, self._requests
 
-    def add_events(self, rows: np.ndarray, requests: np.ndarray) -> None:
-        """Event rows; `requests` is the request table, from which refusals take their reason."""
-        self._arrivals_prompt = requests["num_tokens"]
-        self._events.add(rows)
+    def add(self, steps: np.ndarray, events: np.ndarray, requests: np.ndarray) -> None:
+        """Rows of a chunk of steps: STEP_ROW, EVENT_ROW, and the core's request table.
+
+        Requests that ended in the chunk are recorded from the table. Whenever a part of steps is
+        written the other tables follow, so that what a killed run leaves belongs together.
+        """
+        self._known_tokens = requests["num_tokens"]
+        self._events.add(events)
+        self.add_requests(events["request"][events["kind"] >= Kind.FINISH], requests)
+        if self._steps.add(steps):
+            self._events.flush()
+            self._requests.flush()
 
     def add_requests(self, which: np.ndarray, requests: np.ndarray) -> None:
-        """Rows `which` of the request table, as they are now."""
-        rows = np.empty(len(which), self._ended)
+        """Rows `which` of the core's request table, as they are now."""
+        rows = np.empty(len(which), _ENDED)
         rows["request"] = which
         rows["row"] = requests[which]
         self._requests.add(rows)
 
-    def flush(self) -> None:
-        """Write what is collected as parts of their own."""
-        for writer in (self._steps, self._events, self._requests):
-            writer.flush()
-
     def close(self, status: str) -> None:
         """Write the last parts and the closing mark."""
-        for writer in (self._steps, self._events, self._requests):
+        for writer in self._writers:
             writer.close()
-        rows = {
-            "steps": self._steps.rows,
-            "events": self._events.rows,
-            "requests": self._requests.rows,
-        }
-        partial = self.directory / (schema.CLOSED_FILE + ".tmp")
-        partial.write_text(json.dumps({"status": status, "rows": rows}) + "\n")
-        os.replace(partial, self.directory / schema.CLOSED_FILE)
+        rows = {t.name: w.rows for t, w in zip(schema.TABLES[:3], self._writers, strict=True)}
+        write_closed(self.directory, rows, status)
 
     def _events_table(self, rows: np.ndarray) -> pa.Table:
         kind = pa.DictionaryArray.from_arrays(
@@ -193,7 +185,7 @@ class Recorder:
             "step": _arrow(rows["step"]),
             "t_s": _arrow(rows["t_s"]),
             "kind": kind,
-            "request_id": self._ids.take(_arrow(rows["request"])),
+            "request_id": self._ids.take(rows["request"]),
             "mode_asked": _enum_or_null(rows["mode_asked"], schema.MODES),
             "mode_used": _enum_or_null(rows["mode_used"], schema.MODES),
             "blocks": _arrow(rows["blocks"]),
@@ -202,7 +194,7 @@ class Recorder:
             "cost_s": _nan_is_null(rows["cost_s"]),
             "recompute_est_s": _nan_is_null(rows["recompute_est_s"]),
             "swap_est_s": _nan_is_null(rows["swap_est_s"]),
-            "cause_request_id": self._ids.take(_arrow(rows["cause"], rows["cause"] == NONE)),
+            "cause_request_id": self._ids.take(rows["cause"], rows["cause"] == NONE),
             "free_blocks_before": _arrow(rows["free_before"]),
             "reason": self._reasons(rows),
         }
@@ -211,8 +203,7 @@ class Recorder:
     def _reasons(self, rows: np.ndarray) -> pa.Array:
         texts: list[str | None] = [None] * len(rows)
         for i in np.flatnonzero(rows["kind"] == Kind.REFUSE):
-            assert self._arrivals_prompt is not None
-            tokens = int(self._arrivals_prompt[rows["request"][i]])
+            tokens = int(self._known_tokens[rows["request"][i]])
             texts[i] = self.reason_text(Reason(rows["reason"][i]), tokens)
         return _strings(texts)
 
@@ -237,15 +228,15 @@ class Recorder:
             np.int32,
         )
         columns = {
-            "request_id": self._ids.take(_arrow(rows["request"])),
+            "request_id": self._ids.take(rows["request"]),
             "arrival_s": _arrow(q["arrival_s"]),
             "prompt_tokens": _arrow(q["prompt"]),
             "output_tokens": _arrow(q["num_tokens"] - q["prompt"]),
-            "priority": self._priority.take(_arrow(rows["request"])),
+            "priority": _arrow(self._priorities[rows["request"]]),
             "first_scheduled_s": _nan_is_null(q["first_scheduled_s"]),
             "first_token_s": _nan_is_null(q["first_token_s"]),
             "finish_s": _nan_is_null(q["finish_s"]),
-            "num_preemptions": _arrow(q["num_preemptions"]),
+            "num_preemptions": _arrow(q["num_preemptions"].astype(np.int32)),
             "recomputed_tokens": _arrow(q["recomputed_tokens"]),
             "cached_tokens": _arrow(q["cached_tokens"]),
             "swapped_bytes": _arrow(q["swapped_bytes"]),
@@ -256,10 +247,6 @@ class Recorder:
             ),
         }
         return pa.table({name: columns[name] for name in schema.REQUESTS.names})
-
-    def set_priorities(self, priorities: np.ndarray) -> None:
-        """Priority of each row of the request table."""
-        self._priority = _arrow(priorities.astype(np.int64))
 
 
 def _steps_table(rows: np.ndarray) -> pa.Table:
@@ -288,14 +275,37 @@ def _enum_or_null(codes: np.ndarray, names: tuple[str, ...]) -> pa.Array:
 
 
 def _strings(texts: Sequence[str | None]) -> pa.Array:
-    """Arrow strings, None as null; from the bytes, as in `_arrow`."""
-    if all(text is None for text in texts):
+    """Arrow strings, None as null."""
+    missing = np.array([text is None for text in texts], bool)
+    if missing.all():
         return pa.nulls(len(texts), pa.string())
-    data = [(text or "").encode() for text in texts]
-    offsets = np.zeros(len(data) + 1, np.int32)
-    np.cumsum([len(d) for d in data], out=offsets[1:])
-    present = np.array([text is not None for text in texts])
-    bitmap = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
-    return pa.Array.from_buffers(
-        pa.string(), len(data), [bitmap, pa.py_buffer(offsets), pa.py_buffer(b"".join(data))]
-    )
+    places = np.arange(len(texts))
+    return _Strings([text or "" for text in texts]).take(places, missing)
+
+
+class _Strings:
+    """Strings to take from by place, as bytes and offsets (as in `_arrow`, and as fast as Arrow's)."""
+
+    def __init__(self, texts: Sequence[str] | np.ndarray) -> None:
+        encoded = [text.encode() for text in texts]
+        self._bytes = np.frombuffer(b"".join(encoded), np.uint8)
+        self._starts = np.zeros(len(encoded) + 1, np.int64)
+        np.cumsum([len(e) for e in encoded], out=self._starts[1:])
+
+    def take(self, places: np.ndarray, null: np.ndarray | None = None) -> pa.Array:
+        """Arrow strings at `places`; `null` marks what is missing, whatever its place says."""
+        if null is not None:
+            places = np.where(null, 0, places)
+        lengths = self._starts[places + 1] - self._starts[places]
+        if null is not None:
+            lengths[null] = 0
+        ends = np.cumsum(lengths)
+        shift = np.repeat(self._starts[places] - (ends - lengths), lengths)
+        data = self._bytes[shift + np.arange(len(shift))]
+        offsets = np.zeros(len(places) + 1, np.int32)
+        offsets[1:] = ends
+        bitmap = None
+        if null is not None and null.any():
+            bitmap = pa.py_buffer(np.packbits(~null, bitorder="little"))
+        buffers = [bitmap, pa.py_buffer(offsets), pa.py_buffer(data)]
+        return pa.Array.from_buffers(pa.string(), len(places), buffers)

@@ -22,14 +22,13 @@ import pyarrow as pa
 from engine import VERSION
 from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, begin, finish, run_chunk
-from engine.core.state import Kind, State, make_state
+from engine.core.state import State, make_state
 from engine.recorder import Recorder, prepare_directory
 from traces.errors import SettingsError
 from traces.workload import Workload
 
 CHUNK_STEPS = 8_000
 BASELINE = "0.26.0"
-_ENDS = int(Kind.FINISH)  # finish, abort and refuse are the last kinds
 _STATUS = {
     Code.DONE: "completed",
     Code.STALLED: "stalled",
@@ -130,10 +129,17 @@ def warm_up() -> float:
     """Compile the core, or load it where it is compiled already; returns the seconds it took."""
     started = time.perf_counter()
     one = np.ones(1)
-    columns = dict.fromkeys(("arrival_s", "prompt_tokens", "output_tokens", "priority"), one)
-    none = np.zeros(0, np.int64)
-    columns |= {"abort_s": one * np.nan, "abort_tie": one, "seg_count": one * 0}
-    columns |= {"seg_id": none, "seg_len": none}
+    columns: dict[str, np.ndarray] = {
+        "arrival_s": one,
+        "prompt_tokens": one,
+        "output_tokens": one,
+        "priority": one,
+        "abort_s": one * np.nan,
+        "abort_tie": one,
+        "seg_count": one * 0,
+        "seg_id": np.zeros(0, np.uint64),
+        "seg_len": np.zeros(0, np.int64),
+    }
     resolved = resolve(EngineSettings(num_gpu_blocks=4))
     state = make_state(columns, resolved.rules)
     run_chunk(state, resolved.rules, resolved.cost, 1)
@@ -154,11 +160,11 @@ class _Run:
         self.recorder = Recorder(
             directory,
             run_metadata(workload, self.resolved),
-            workload.table["request_id"].to_arrow().cast(pa.string()),
+            self.ids,
+            columns["priority"],
             settings.block_size,
             self.resolved.pool_blocks,
         )
-        self.recorder.set_priorities(columns["priority"])
         self.preemptions = 0
         self.steps = 0
 
@@ -168,10 +174,7 @@ class _Run:
         steps = s.step_rows[: c.num_step_rows]
         self.preemptions += int(steps["num_preempted"].sum())
         self.steps += len(steps)
-        self.recorder.add_steps(steps)
-        events = s.event_rows[: c.num_event_rows]
-        self.recorder.add_events(events, s.requests)
-        self.recorder.add_requests(events["request"][events["kind"] >= _ENDS], s.requests)
+        self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
         c.num_step_rows = c.num_event_rows = 0
 
     def progress(self) -> Progress:

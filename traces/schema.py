@@ -94,7 +94,9 @@ _I32, _I64, _F64, _STR = pa.int32(), pa.int64(), pa.float64(), pa.string()
 _DICT = pa.dictionary(pa.int32(), pa.string())
 
 
-def _c(name: str, type_: pa.DataType, unit: str, meaning: str, nullable: bool = False) -> Column:
+def _c(
+    name: str, type_: pa.DataType, unit: str, meaning: str, nullable: bool = False
+) -> Column:
     return Column(name, type_, unit, nullable, meaning)
 
 
@@ -105,26 +107,78 @@ STEPS = Table(
         _c("t_start_s", _F64, "s", "start of the step since the start of the run"),
         _c("duration_s", _F64, "s", "length of the step, copies it waited for included"),
         _c("num_running", _I32, "requests", "requests in the running queue"),
-        _c("num_waiting", _I32, "requests", "requests in the waiting queue, preempted ones included"),
-        _c("num_swapped", _I32, "requests", "requests whose KV is in host memory or on its way back"),
-        _c("num_admitted", _I32, "requests", "requests admitted for the first time in this step"),
+        _c(
+            "num_waiting",
+            _I32,
+            "requests",
+            "requests in the waiting queue, preempted ones included",
+        ),
+        _c(
+            "num_swapped",
+            _I32,
+            "requests",
+            "requests whose KV is in host memory or on its way back",
+        ),
+        _c(
+            "num_admitted",
+            _I32,
+            "requests",
+            "requests admitted for the first time in this step",
+        ),
         _c("num_resumed", _I32, "requests", "preempted or swapped requests that run again"),
         _c("num_preempted", _I32, "requests", "victims of this step"),
         _c("num_finished", _I32, "requests", "requests whose last token this step produced"),
         _c("prefill_tokens", _I32, "tokens", "prompt tokens computed for the first time"),
         _c("decode_tokens", _I32, "tokens", "generated tokens computed for the first time"),
-        _c("recomputed_tokens", _I32, "tokens", "tokens whose KV had been computed before and was lost"),
-        _c("cached_tokens", _I32, "tokens", "tokens taken from the prefix cache at admission or resumption"),
+        _c(
+            "recomputed_tokens",
+            _I32,
+            "tokens",
+            "tokens whose KV had been computed before and was lost",
+        ),
+        _c(
+            "cached_tokens",
+            _I32,
+            "tokens",
+            "tokens taken from the prefix cache at admission or resumption",
+        ),
         _c("used_blocks", _I32, "blocks", "GPU blocks held, fenced ones included"),
-        _c("fenced_blocks", _I32, "blocks", "of the used blocks, those that wait for a copy to the host to end"),
-        _c("cached_free_blocks", _I32, "blocks", "of the free blocks, those that can still be hit in the prefix cache"),
+        _c(
+            "fenced_blocks",
+            _I32,
+            "blocks",
+            "of the used blocks, those that wait for a copy to the host to end",
+        ),
+        _c(
+            "cached_free_blocks",
+            _I32,
+            "blocks",
+            "of the free blocks, those that can still be hit in the prefix cache",
+        ),
         _c("free_blocks", _I32, "blocks", "GPU blocks that nobody holds"),
         _c("host_used_blocks", _I32, "blocks", "host blocks held by swapped requests"),
-        _c("swap_out_bytes", _I64, "bytes", "KV bytes whose copy to the host was started in this step"),
-        _c("swap_in_bytes", _I64, "bytes", "KV bytes whose copy from the host was started in this step"),
-        _c("stall_s", _F64, "s", "of the duration, time spent waiting for copies or without anything to run"),
+        _c(
+            "swap_out_bytes",
+            _I64,
+            "bytes",
+            "KV bytes whose copy to the host was started in this step",
+        ),
+        _c(
+            "swap_in_bytes",
+            _I64,
+            "bytes",
+            "KV bytes whose copy from the host was started in this step",
+        ),
+        _c(
+            "stall_s",
+            _F64,
+            "s",
+            "of the duration, time spent waiting for copies or without anything to run",
+        ),
         _c("link_out_busy_s", _F64, "s", "of the duration, time the link to the host was busy"),
-        _c("link_in_busy_s", _F64, "s", "of the duration, time the link from the host was busy"),
+        _c(
+            "link_in_busy_s", _F64, "s", "of the duration, time the link from the host was busy"
+        ),
     ),
 )
 
@@ -135,15 +189,50 @@ EVENTS = Table(
         _c("t_s", _F64, "s", "time since the start of the run; for arrive the arrival itself"),
         _c("kind", _DICT, "enum", f"one of {', '.join(EVENT_KINDS)}"),
         _c("request_id", _STR, "key", "the request it happened to"),
-        _c("mode_asked", _DICT, "enum", f"preempt: the configured mode, one of {', '.join(MODES)}", True),
-        _c("mode_used", _DICT, "enum", "preempt: the mode that was possible (host full: recompute)", True),
+        _c(
+            "mode_asked",
+            _DICT,
+            "enum",
+            f"preempt: the configured mode, one of {', '.join(MODES)}",
+            True,
+        ),
+        _c(
+            "mode_used",
+            _DICT,
+            "enum",
+            "preempt: the mode that was possible (host full: recompute)",
+            True,
+        ),
         _c("blocks", _I32, "blocks", "blocks taken, freed or moved"),
-        _c("tokens", _I64, "tokens", "preempt: computed tokens lost or moved; admit, resume: tokens found in the prefix cache; finish: output tokens"),
+        _c(
+            "tokens",
+            _I64,
+            "tokens",
+            "arrive: prompt tokens; preempt: computed tokens lost or moved; admit, resume: tokens found in the prefix cache; finish: output tokens",
+        ),
         _c("bytes", _I64, "bytes", "KV bytes copied"),
-        _c("cost_s", _F64, "s", "preempt: modelled direct cost of the mode used; swap_out, swap_in: time of the copy, queue on the link excluded", True),
-        _c("recompute_est_s", _F64, "s", "preempt: what recomputing the lost tokens would cost alone", True),
+        _c(
+            "cost_s",
+            _F64,
+            "s",
+            "preempt: modelled direct cost of the mode used; swap_out, swap_in: time of the copy, queue on the link excluded",
+            True,
+        ),
+        _c(
+            "recompute_est_s",
+            _F64,
+            "s",
+            "preempt: what recomputing the lost tokens would cost alone",
+            True,
+        ),
         _c("swap_est_s", _F64, "s", "preempt: what copying out and in would cost alone", True),
-        _c("cause_request_id", _STR, "key", "preempt: the request whose need of a block evicted it (itself, if it asked)", True),
+        _c(
+            "cause_request_id",
+            _STR,
+            "key",
+            "preempt: the request whose need of a block evicted it (itself, if it asked)",
+            True,
+        ),
         _c("free_blocks_before", _I32, "blocks", "free blocks just before the event"),
         _c("reason", _STR, "text", "refuse: why the request can never run", True),
     ),
@@ -158,13 +247,32 @@ REQUESTS = Table(
         _c("output_tokens", _I64, "tokens", "output tokens produced"),
         _c("priority", _I64, "rank", "smaller runs first under the priority policy"),
         _c("first_scheduled_s", _F64, "s", "start of the step that first ran it", True),
-        _c("first_token_s", _F64, "s", "end of the step that produced its first output token", True),
-        _c("finish_s", _F64, "s", "end of the step that produced its last output token, or the abort", True),
+        _c(
+            "first_token_s",
+            _F64,
+            "s",
+            "end of the step that produced its first output token",
+            True,
+        ),
+        _c(
+            "finish_s",
+            _F64,
+            "s",
+            "end of the step that produced its last output token, or the abort",
+            True,
+        ),
         _c("num_preemptions", _I32, "times", "times it was a victim"),
         _c("recomputed_tokens", _I64, "tokens", "tokens computed again because of preemption"),
-        _c("cached_tokens", _I64, "tokens", "tokens taken from the prefix cache, all admissions"),
+        _c(
+            "cached_tokens",
+            _I64,
+            "tokens",
+            "tokens taken from the prefix cache, all admissions",
+        ),
         _c("swapped_bytes", _I64, "bytes", "KV bytes copied to and from the host for it"),
-        _c("preempted_s", _F64, "s", "time between its preemptions and its resumptions, summed"),
+        _c(
+            "preempted_s", _F64, "s", "time between its preemptions and its resumptions, summed"
+        ),
         _c("max_itl_s", _F64, "s", "longest gap between neighbouring output tokens", True),
         _c("status", _DICT, "enum", f"one of {', '.join(STATUSES)}"),
     ),

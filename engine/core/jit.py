@@ -6,9 +6,17 @@ references to them in every function cost more than the scheduling itself (docs/
 
 from __future__ import annotations
 
+from typing import Any
+
 from numba import njit
 
-kernel = njit(cache=True, _nrt=False, error_model="numpy")
+_OPTIONS: dict[str, Any] = {
+    "cache": True,
+    "nogil": True,
+    "error_model": "numpy",
+    "_nrt": False,
+}
+kernel: Any = njit(**_OPTIONS)
 # For functions of a few lines: merged into their callers before anything is typed, since a call takes
 # every array of the state apart into arguments.
-inlined = njit(cache=True, _nrt=False, inline="always", error_model="numpy")
+inlined: Any = njit(inline="always", **_OPTIONS)

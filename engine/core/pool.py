@@ -77,7 +77,7 @@ def free_row(s: Any, slot: Any, num_blocks: Any) -> Any:
     """
     c = s.c[0]
     freed = 0
-    after = 0  # where the next such block is linked in: behind the previous one
+    after = np.int64(0)  # where the next such block is linked in: behind the previous one
     for i in range(num_blocks - 1, -1, -1):
         b = np.int64(s.table[slot, i])
         s.blocks[b].ref -= 1

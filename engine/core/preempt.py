@@ -145,7 +145,7 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
     e.mode_asked = rules.mode
     e.mode_used = _SWAP if swap else _RECOMPUTE
     if rules.clock != _STEP_CLOCK:
-        e.recompute_est_s = recompute_time_s(cost, computed, _OUT)
+        e.recompute_est_s = recompute_time_s(cost, computed, 0)
         e.swap_est_s = copy_cost_s(s, rules, cost, q.slot, move, _OUT) + copy_cost_s(
             s, rules, cost, q.slot, move, _IN
         )

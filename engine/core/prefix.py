@@ -176,8 +176,8 @@ def find_hits(s: Any, r: Any, slot: Any, block_size: Any) -> Any:
         s.table[slot, hits] = b
         hits += 1
     if hits == shared and q.own_head != 0:
-        for place in range(shared, limit):
-            s.table[slot, place] = 0
+        for i in range(shared, limit):
+            s.table[slot, i] = 0
         b = q.own_head
         while b != 0:  # oldest registration first
             place = np.int64(s.blocks[b].key) - 1
@@ -187,7 +187,7 @@ def find_hits(s: Any, r: Any, slot: Any, block_size: Any) -> Any:
         while hits < limit and s.table[slot, hits] != 0:
             hits += 1
     idle = 0
-    for place in range(hits):
-        if s.blocks[s.table[slot, place]].ref == 0:
+    for i in range(hits):
+        if s.blocks[s.table[slot, i]].ref == 0:
             idle += 1
     return hits, idle

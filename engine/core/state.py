@@ -22,6 +22,7 @@ import numpy as np
 from engine.core.jit import kernel
 
 NONE = -1
+Records = Any  # a NumPy record array: fields read as attributes, which no stub knows
 UNLIMITED = 1 << 62
 
 
@@ -315,22 +316,22 @@ class State(NamedTuple):
     Few and wide on purpose: a compiled function takes every array apart into its arguments.
     """
 
-    c: np.ndarray  # (1,) COUNTERS
-    requests: np.ndarray  # (N+1,) REQUEST; the last row heads the waiting list
-    seats: np.ndarray  # (M+1,) SEAT
-    noted: np.ndarray  # (M+1,) NOTED
-    slots: np.ndarray  # (S,) SLOT
+    c: Records  # (1,) COUNTERS
+    requests: Records  # (N+1,) REQUEST; the last row heads the waiting list
+    seats: Records  # (M+1,) SEAT
+    noted: Records  # (M+1,) NOTED
+    slots: Records  # (S,) SLOT
     table: np.ndarray  # (S, W) block ids in token order
-    blocks: np.ndarray  # (B,) BLOCK
-    index: np.ndarray  # (power of two,) CELL
-    segs: np.ndarray  # (G+1,) SEGMENT
-    flight: np.ndarray  # (2 * (M+1),) FLIGHT: steps whose outputs are not processed
-    flight_row: np.ndarray  # (2,) STEP_ROW of those steps
-    step_rows: np.ndarray  # (R,) STEP_ROW, waiting to be recorded
-    event_rows: np.ndarray  # (E,) EVENT_ROW
+    blocks: Records  # (B,) BLOCK
+    index: Records  # (power of two,) CELL
+    segs: Records  # (G+1,) SEGMENT
+    flight: Records  # (2 * (M+1),) FLIGHT: steps whose outputs are not processed
+    flight_row: Records  # (2,) STEP_ROW of those steps
+    step_rows: Records  # (R,) STEP_ROW, waiting to be recorded
+    event_rows: Records  # (E,) EVENT_ROW
 
 
-def _records(n: int, dtype: np.dtype) -> np.ndarray:
+def _records(n: int, dtype: np.dtype) -> Records:
     return np.zeros(n, dtype=dtype).view(np.recarray)
 
 
@@ -409,7 +410,7 @@ def make_state(
     )
 
 
-def _make_requests(columns: Mapping[str, np.ndarray], rules: Rules) -> np.ndarray:
+def _make_requests(columns: Mapping[str, np.ndarray], rules: Rules) -> Records:
     n = len(columns["arrival_s"])
     requests = _records(n + 1, REQUEST)
     requests.prompt[:n] = requests.num_tokens[:n] = columns["prompt_tokens"]
@@ -429,7 +430,7 @@ def _make_requests(columns: Mapping[str, np.ndarray], rules: Rules) -> np.ndarra
     return requests
 
 
-def _make_segments(columns: Mapping[str, np.ndarray], requests: np.ndarray) -> np.ndarray:
+def _make_segments(columns: Mapping[str, np.ndarray], requests: Records) -> Records:
     n = len(requests) - 1
     count = columns["seg_count"].astype(np.int64)
     segs = _records(len(columns["seg_id"]) + 1, SEGMENT)
