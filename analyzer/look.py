@@ -29,6 +29,8 @@ class Theme:
     swap: str
     ok: str
     grey: str
+    preempt_text: str
+    chosen_text: str
     good_text: str
     bad_text: str
 
@@ -58,6 +60,8 @@ LIGHT = Theme(
     swap="#CC79A7",
     ok="#009E73",
     grey="#8a8d96",
+    preempt_text="#b04700",
+    chosen_text="#005a8e",
     good_text="#00704f",
     bad_text="#b04700",
 )
@@ -73,6 +77,8 @@ DARK = Theme(
     swap="#E39AC4",
     ok="#2DC08D",
     grey="#9a9da6",
+    preempt_text="#F28B5B",
+    chosen_text="#8ecbf0",
     good_text="#2DC08D",
     bad_text="#F28B5B",
 )

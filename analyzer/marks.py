@@ -1,4 +1,4 @@
-"""The marks of a timeline's rows, and how each is drawn into a Plotly figure.
+"""The marks of a timeline's rows, and the Plotly traces that draw them.
 
 It knows lines, areas, bars and differences, and the pen of each side. It does not know rows, axes
 or recordings. None of them answers to the mouse: the cursor's box reads `figures.Readings`.
@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
-import plotly.graph_objects as go
 
 from analyzer.look import Role, Side, Theme, faded
 
@@ -70,80 +69,86 @@ def pen(side: Side, look: Look, theme: Theme, role: Role | None = None) -> dict[
     return {"color": colour, "width": width, "dash": dash, "shape": "hv"}
 
 
-def draw(fig: go.Figure, mark: Mark, y_axis: str, theme: Theme) -> None:
-    """Add the mark to the figure on that y axis ("y", "y2", ...)."""
+def traces_of(mark: Mark, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
+    """Plotly traces that draw the mark on that y axis ("y", "y2", ...)."""
     if isinstance(mark, Line):
-        _draw_line(fig, mark, y_axis, theme)
-    elif isinstance(mark, Areas):
-        _draw_areas(fig, mark, y_axis, theme)
-    elif isinstance(mark, Bars):
-        _draw_bars(fig, mark, y_axis, theme)
-    else:
-        _draw_difference(fig, mark, y_axis, theme)
+        return [_line(mark, y_axis, theme)]
+    if isinstance(mark, Areas):
+        return _areas(mark, y_axis, theme)
+    if isinstance(mark, Bars):
+        return [_bars(mark, y_axis, theme)]
+    return _difference(mark, y_axis, theme)
 
 
-def _draw_line(fig: go.Figure, mark: Line, y_axis: str, theme: Theme) -> None:
-    fig.add_scatter(
-        x=mark.x,
-        y=mark.y,
-        yaxis=y_axis,
-        mode="lines",
-        name=mark.label,
-        line=pen(mark.side, mark.look, theme, mark.role),
-        opacity=0.4 if mark.look == "faint" else 1.0,
+def _line(mark: Line, y_axis: str, theme: Theme) -> dict[str, Any]:
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": mark.x,
+        "y": mark.y,
+        "yaxis": y_axis,
+        "name": mark.label,
+        "line": pen(mark.side, mark.look, theme, mark.role),
+        "opacity": 0.4 if mark.look == "faint" else 1.0,
         **_SILENT,
-    )
+    }
 
 
-def _draw_areas(fig: go.Figure, mark: Areas, y_axis: str, theme: Theme) -> None:
-    for role, y in mark.layers.items():
-        colour = theme.role(role)
-        fig.add_scatter(
-            x=mark.x,
-            y=y,
-            yaxis=y_axis,
-            mode="lines",
-            name=f"{role} · {mark.side}",
-            stackgroup=f"{y_axis}{mark.side}",
-            line={"width": 0, "shape": "hv", "color": colour},
-            fillcolor=faded(colour, 0.85),
+def _areas(mark: Areas, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": mark.x,
+            "y": y,
+            "yaxis": y_axis,
+            "name": f"{role} · {mark.side}",
+            "stackgroup": f"{y_axis}{mark.side}",
+            "line": {"width": 0, "shape": "hv", "color": theme.role(role)},
+            "fillcolor": faded(theme.role(role), 0.85),
             **_SILENT,
-        )
+        }
+        for role, y in mark.layers.items()
+    ]
 
 
-def _draw_bars(fig: go.Figure, mark: Bars, y_axis: str, theme: Theme) -> None:
+def _bars(mark: Bars, y_axis: str, theme: Theme) -> dict[str, Any]:
     """A's bars fill the left half of a bucket, B's, hatched, the right half."""
     hatch = {"shape": "/", "size": 4, "solidity": 0.45, "fgcolor": theme.ground}
     half = mark.width / 2
-    fig.add_bar(
-        x=mark.x + (half * 0.5 if mark.side == "A" else half * 1.5),
-        y=mark.y,
-        width=half * 0.96,
-        yaxis=y_axis,
-        name=mark.label,
-        marker={
+    return {
+        "type": "bar",
+        "x": mark.x + (half * 0.5 if mark.side == "A" else half * 1.5),
+        "y": mark.y,
+        "width": half * 0.96,
+        "yaxis": y_axis,
+        "name": mark.label,
+        "marker": {
             "color": theme.side(mark.side),
             "line": {"width": 0},
             "pattern": hatch if mark.side == "B" else {},
         },
         **_SILENT,
-    )
+    }
 
 
-def _draw_difference(fig: go.Figure, mark: Difference, y_axis: str, theme: Theme) -> None:
+def _difference(mark: Difference, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
     halves = ((np.maximum(mark.y, 0), theme.b), (np.minimum(mark.y, 0), theme.a))
-    for y, colour in halves:
-        fig.add_scatter(
-            x=mark.x,
-            y=y,
-            yaxis=y_axis,
-            mode="lines",
-            name="B − A",
-            line={"width": 0, "shape": "hv", "color": colour},
-            fill="tozeroy",
-            fillcolor=faded(colour, 0.75),
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": mark.x,
+            "y": y,
+            "yaxis": y_axis,
+            "name": "B − A",
+            "line": {"width": 0, "shape": "hv", "color": colour},
+            "fill": "tozeroy",
+            "fillcolor": faded(colour, 0.75),
             **_SILENT,
-        )
+        }
+        for y, colour in halves
+    ]
 
 
 def values_of(mark: Mark) -> Iterable[np.ndarray]:

@@ -18,9 +18,11 @@ _CSS = """
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
 .st-key-verdict p {{ font-size: 1.05rem; }}
 .st-key-zoom {{ display: none; }}
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted}; }}
+[data-testid="stButtonGroup"] button[aria-checked="true"] p, [data-testid="stButtonGroup"] button[aria-pressed="true"] p {{ color: {chosen}; }}
 .kv-cards {{ display: grid; gap: 0.6rem; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }}
 .kv-card {{ border: 1px solid {grid}; border-radius: 0.5rem; padding: 0.5rem 0.7rem; color: {text}; }}
-.kv-card h3 {{ margin: 0; padding: 0; font-size: 0.82rem; font-weight: 400; color: {muted}; white-space: nowrap; }}
+.kv-card h2 {{ margin: 0; padding: 0; font-size: 0.82rem; font-weight: 400; color: {muted}; white-space: nowrap; }}
 .kv-card p {{ margin: 0; line-height: 1.3; font-variant-numeric: tabular-nums; }}
 .kv-side {{ display: inline-block; width: 1.1em; font-size: 0.78rem; font-weight: 600; color: {muted}; }}
 .kv-b {{ font-size: 1.45rem; font-weight: 600; }}
@@ -41,6 +43,7 @@ def style(theme: Theme) -> None:
             grid=theme.grid,
             text=theme.text,
             muted=theme.muted,
+            chosen=theme.chosen_text,
             good=theme.good_text,
             bad=theme.bad_text,
         )

@@ -149,7 +149,7 @@ def _card(row: dict[str, Any], title: str, explained: str) -> str:
     metric, verdict = row["metric"], row["verdict"] or ""
     tone = {"better": "good", "worse": "bad"}.get(verdict, "even")
     return (
-        f'<article class="kv-card" title="{html.escape(explained)}"><h3>{html.escape(title)}</h3>'
+        f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
         f'<p class="kv-b"><span class="kv-side">B</span>{show(metric, row["b"])}</p>'
         f'<p class="kv-a"><span class="kv-side">A</span>{show(metric, row["a"])}</p>'
         f'<p class="kv-change kv-{tone}">{html.escape(_change(row))}</p></article>'

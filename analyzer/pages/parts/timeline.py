@@ -80,6 +80,7 @@ def _controls() -> tuple[Alignment, list[str]]:
             key="rows",
             label_visibility="collapsed",
             bind="query-params",
+            wrap=True,
         )
     return by, list(which or ["blocks"])
 

@@ -267,7 +267,7 @@ def _blocks(view: _View) -> list[Row]:
             190,
             y_max=max(pools.values()) * 1.12,
             capacity=capacity,
-            note="grey: free, but a cached prefix can still be hit" if cached else "",
+            note="grey: free but cached" if cached else "",
             readings=view.readings("KV blocks", "used_blocks", "blocks"),
         )
     ]
@@ -287,7 +287,7 @@ def _delta(view: _View) -> list[Row]:
             "blocks",
             marks,
             78,
-            note="blue: A holds more, orange: B holds more",
+            note="orange: B holds more",
             empty="no difference here" if len(y) else "the runs do not overlap here",
             readings=Readings("Difference", {"B − A": both}, "blocks", "+,.0f"),
         )
@@ -318,7 +318,7 @@ def _waiting(view: _View) -> list[Row]:
         sides = [s for s in view.pair.runs if view.any(s, "num_swapped")]
         more = {f"swapped {s}": view.at_cursor(s, "num_swapped") for s in sides}
         readings = Readings("Waiting", {**readings.values, **more}, "")
-    note = "dotted: swapped out to the host" if swapped else ""
+    note = "dotted: swapped out" if swapped else ""
     return [
         Row(
             "waiting",
@@ -349,14 +349,14 @@ def _step_time(view: _View) -> list[Row]:
             marks.append(
                 Line(f"mean step time · {side}", x[keep], mean[keep].astype(np.float32), side)
             )
-        notes.append("mean, faint: longest")
+        notes.append("faint: longest")
     stalled = [s for s in sides if view.any(s, "stall_s")]
     marks += [
         view.line(s, "stall_s", "stalled", look="dotted", factor=1e3, role="stall")
         for s in stalled
     ]
     if stalled:
-        notes.append("dotted: stalled by copies")
+        notes.append("dotted: stalled")
     readings = view.readings("Step time", "duration_s", "ms", ",.1f", 1e3)
     return [Row("step", "Step time", "ms", marks, 96, note=", ".join(notes), readings=readings)]
 
@@ -378,7 +378,7 @@ def _preemptions(view: _View) -> list[Row]:
             f"per {three_digits(width)} {view.pair.per}",
             marks,
             78,
-            note=", ".join(f"{side} {int(y.sum()):,} in all" for side, y in totals.items()),
+            note=", ".join(f"{side} {int(y.sum()):,}" for side, y in totals.items()),
             empty="no preemption here",
             readings=Readings("Preemptions", said, "in the bucket"),
         )
@@ -406,20 +406,20 @@ def _tokens(view: _View) -> list[Row]:
         for side in view.pair.runs
     }
     top = max(float(np.sum(list(found.values()), axis=0).max()) for found in layers.values())
-    unit = f"tokens per {view.pair.per}"
+    unit = f"per {view.pair.per}"
     return [
         Row(
             f"tokens-{side}",
-            f"Tokens computed in {side}",
+            f"Tokens in {side}",
             unit,
             [Areas(x, {role: y.astype(np.float32) for role, y in found.items()}, side)],
             68,
             y_max=top * 1.05 or 1.0,
-            note="grey: decode, green: prefill, red: recomputed",
+            note="green prefill, red recomputed",
             readings=Readings(
                 f"Tokens {side}",
                 {role: y[here] for role, y in found.items()},
-                unit.removeprefix("tokens "),
+                unit,
             ),
         )
         for side, found in layers.items()
@@ -458,8 +458,8 @@ def _host(view: _View) -> list[Row]:
         ),
         Row(
             "link",
-            "Link to the host busy",
-            "% of the time, both ways added",
+            "Link to host busy",
+            "% of the time",
             link,
             60,
             readings=Readings("Link busy", share, "%", ",.1f"),
