@@ -73,6 +73,7 @@ BAD = [
     ("true.json", b'[{"start_time":0,"end_time":1,"response":"","info":{"input_tokens":true,"output_tokens":1}}]', "record 1: 'True' is not a number of prompt tokens", "Correct"),
     ("empty-cell.csv", b"session_id,arrival_time,round_idx,prefix_len,input_len,output_len\na,,0,5,3,4\n", "row 1, column arrival_time: the cell is empty", "Fill it"),
     ("far.jsonl", b'{"metadata":{"request_start_ns":99999999999999999999999},"metrics":{}}\n', "line 1: '1e+23' is not a time", "Correct"),
+    ("hole.jsonl", LINE + b'{"timestamp": 0, "input_length": 600, "output_length": 5, "hash_ids": [1, null]}\n', "row 2, prefix_ids: one of its ids is missing", "Correct"),
     ("empty-list.json", b"[]", "the list is empty", "filters"),
     ("deep.json", b"[" * 100_000, "nested too deeply", "export"),
     ("other.json", b'{"a": {"b": [1, 2]}}', "no column was recognised as arrival_s, prompt_tokens, output_tokens", "Map the columns"),
@@ -257,6 +258,15 @@ def test_what_is_no_request_trace_is_refused_with_an_alternative(
     assert (found["kind"], found["format"]) == ("refused", form)
     assert reason in found["reason"]
     assert found["what_to_do"] == e.value.remedy
+
+
+def test_an_engine_log_is_recognised_behind_long_start_up_lines(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_bytes(
+        b"INFO starting, loading, waiting\n" * 4000 + (FIXTURES / "engine-log.txt").read_bytes()
+    )
+
+    assert describe(path)["kind"] == "telemetry"
 
 
 @pytest.mark.parametrize("name", ["prometheus.json", "engine-log.txt", "timeseries.csv"])

@@ -238,6 +238,25 @@ def test_parts_of_one_trace_are_joined_on_their_own_clock(tmp_path: Path) -> Non
     assert workload.name == "a.csv and 1 more"
 
 
+def test_dated_parts_are_joined_over_midnight(tmp_path: Path) -> None:
+    header = b"TIMESTAMP,ContextTokens,GeneratedTokens\n"
+    one = written(tmp_path, "a.csv", header + b"2023-11-16 23:59:58.0,1,1\n")
+    two = written(tmp_path, "b.csv", header + b"2023-11-17 00:00:01.5,2,2\n")
+
+    assert traces.open_workload([one, two]).table["arrival_s"].to_list() == [0.0, 3.5]
+
+
+def test_a_day_above_twelve_far_down_decides_the_order_of_day_and_month(tmp_path: Path) -> None:
+    early = b"05/08/2025 10:00:00,1,1\n" * 1200
+    path = written(
+        tmp_path,
+        "t.csv",
+        b"timestamp,input_tokens,output_tokens\n" + early + b"15/08/2025 10:00:00,1,1\n",
+    )
+
+    assert traces.open_workload(path).span_s == 10 * 86_400
+
+
 def test_files_of_different_formats_are_not_joined() -> None:
     with pytest.raises(WorkloadError, match="cannot be one trace"):
         traces.open_workload([FIXTURES / "vidur.csv", FIXTURES / "burstgpt-1.csv"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,38 @@ def test_lmcache_counts_are_estimated_from_characters_and_marked() -> None:
     first, second = workload.table["prefix_ids"].to_list()
     assert first == second  # the first 64 characters are the same
     assert "estimated from the texts" in workload.report.notes[0]
+
+
+def test_lmcache_sessions_follow_their_gaps_at_a_nominal_pace() -> None:
+    workload = opened("lmcache-sessions.jsonl", stagger_s=30)
+
+    # 20 prompt tokens at 8,000 a second, 100 output tokens of 30 ms, then a gap of 2 s
+    assert rows(workload, "session_id", *REQUESTS) == [
+        ("s1", 0.0, 20, 100),
+        ("s1", pytest.approx(5.0025), 40, 50),
+        ("s2", 30.0, 10, 10),
+    ]
+    assert workload.estimated
+    assert "2 sessions without absolute times were laid 30 s apart" in workload.report.notes[1]
+
+
+def test_a_subagent_may_have_subagents(tmp_path: Path) -> None:
+    def asked(t: float, out: int) -> dict[str, Any]:
+        return {"t": t, "type": "n", "in": 64, "out": out, "hash_ids": [1]}
+
+    inner = {"t": 2.0, "type": "subagent", "agent_id": "b", "requests": [asked(0.5, 3)]}
+    outer = {"t": 10.0, "type": "subagent", "agent_id": "a", "requests": [asked(0.0, 2), inner]}
+    path = tmp_path / "s.json"
+    path.write_text(
+        json.dumps({"id": "s", "block_size": 64, "requests": [asked(0.0, 1), outer]})
+    )
+
+    assert rows(traces.open_workload(path), "request_id", "arrival_s", "output_tokens") == [
+        ("s-1", 0.0, 1),
+        ("s-a-1", 10.0, 2),
+        ("s-a-b-1", 12.5, 3),
+    ]
+    assert describe(path)["requests"] == 1
 
 
 def test_langfuse_counts_cached_input_too() -> None:

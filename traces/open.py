@@ -189,7 +189,7 @@ def join(raws: Sequence[RawTrace], names: Sequence[str], stagger_s: float) -> Ra
     sessions = all("session" in r.details for r in raws)
     frames = []
     for i, raw in enumerate(raws):
-        shift = i * stagger_s if sessions else raw.origin_s - first.origin_s
+        shift = i * stagger_s if sessions else _origin(raw) - _origin(first)
         frame = raw.frame.with_columns(pl.col("arrival_s") + shift)
         if "request_id" not in frame.columns and not sessions:
             frame = frame.with_columns(
@@ -204,6 +204,11 @@ def join(raws: Sequence[RawTrace], names: Sequence[str], stagger_s: float) -> Ra
     return replace(
         first, frame=pl.concat(frames, how="diagonal_relaxed"), notes=tuple(notes), details={}
     )
+
+
+def _origin(raw: RawTrace) -> float:
+    """Where a file's clock stands at its first row, comparable between files of one format."""
+    return raw.origin_s if raw.epoch_s is None else raw.epoch_s
 
 
 __all__ = ["guess_columns", "is_recording", "join", "open_any", "open_workload", "read_raw"]

@@ -30,6 +30,8 @@ def aside_reasons(source_name: str, raw: RawTrace) -> pl.Series:
     for role, what in (("prompt_tokens", "prompt"), ("output_tokens", "output")):
         _refuse_absurd(source_name, frame[role], role, what)
     _refuse_absurd_span(source_name, frame["arrival_s"])
+    if "prefix_ids" in frame.columns:
+        _refuse_missing_ids(source_name, frame["prefix_ids"])
     said = pl.col("aside") if "aside" in frame.columns else pl.lit(None, dtype=pl.String)
     prompt, output = pl.col("prompt_tokens"), pl.col("output_tokens")
     unknown = prompt.is_null() | output.is_null() | (prompt == UNKNOWN) | (output == UNKNOWN)
@@ -75,6 +77,18 @@ def _refuse_absurd_span(name: str, arrivals: pl.Series) -> None:
             f"it is {arrivals[row] / 31_557_600:,.0f} years from the first row",
             "Check the unit of the times (--time-unit), or correct the row.",
         )
+
+
+def _refuse_missing_ids(name: str, ids: pl.Series) -> None:
+    if not ids.explode(empty_as_null=False, keep_nulls=False).null_count():
+        return
+    holes = (ids.list.len() != ids.list.drop_nulls().list.len()).fill_null(False).arg_true()
+    raise WorkloadError(
+        name,
+        f"row {int(holes[0]) + 1}, prefix_ids",
+        "one of its ids is missing",
+        "Correct or remove the row.",
+    )
 
 
 def counted(raw: RawTrace) -> pl.DataFrame:

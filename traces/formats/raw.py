@@ -46,7 +46,8 @@ class RawTrace:
 
     frame: arrival_s (relative to origin_s), prompt_tokens, output_tokens, and any WORKLOAD_ROLES;
     `aside` (text or null): why a row cannot be replayed; `nested` (bool): a request inside another
-    (a subagent's), replayed but not counted in the file's own figures. details: further figures.
+    (a subagent's), replayed but not counted in the file's own figures. details: further figures; epoch_s: for dates,
+    origin_s in seconds since 1970.
     """
 
     format: str
@@ -58,6 +59,7 @@ class RawTrace:
     notes: tuple[str, ...] = ()
     details: Mapping[str, Any] = field(default_factory=dict)
     estimated: bool = False
+    epoch_s: float | None = None
 
     def with_frame(self, frame: pl.DataFrame) -> RawTrace:
         return replace(self, frame=frame)
@@ -136,7 +138,7 @@ class Rows:
                 typed = pl.Series(role, cells, dtype=pl.Int64 if whole else pl.Float64)
                 frame[role] = whole_numbers(self.source, typed, role)
             elif role == "arrival_s":
-                frame[role], origin = self._arrivals(cells)
+                frame[role], origin, epoch = self._arrivals(cells)
             elif role in ("prefix_ids", "prefix_tokens"):
                 inner = pl.UInt64 if role == "prefix_ids" else pl.UInt32
                 frame[role] = pl.Series(role, [c or [] for c in cells], dtype=pl.List(inner))
@@ -148,14 +150,16 @@ class Rows:
                 frame[role] = pl.Series(
                     role, [None if c is None else str(c) for c in cells], dtype=pl.String
                 )
-        return RawTrace(self.format, pl.DataFrame(frame), origin, self.unit, **about)
+        return RawTrace(
+            self.format, pl.DataFrame(frame), origin, self.unit, epoch_s=epoch, **about
+        )
 
-    def _arrivals(self, cells: list[Any]) -> tuple[pl.Series, float]:
+    def _arrivals(self, cells: list[Any]) -> tuple[pl.Series, float, float | None]:
         if self.unit != times.TEXT_UNIT:
             whole = all(v is None or isinstance(v, int) for v in cells)
             numbers = pl.Series(cells, dtype=pl.Int64 if whole else pl.Float64, strict=False)
             rel, origin = times.relative_numbers(numbers, self.unit)
-            return pl.Series("arrival_s", rel).fill_nan(None), origin
+            return pl.Series("arrival_s", rel).fill_nan(None), origin, None
         text = pl.Series("t", cells, dtype=pl.String)
         ns = text.to_frame().select(times.text_to_ns(pl.col("t"), times.TEXT_FORMATS))["t"]
         bad = (ns.is_null() & text.is_not_null()).arg_true()
@@ -167,15 +171,18 @@ class Rows:
                 "Correct or remove the record.",
             )
         known = text.drop_nulls()
-        rel, origin = times.relative_ns(ns, len(known) > 0 and times.zoned(known[0]))
-        return pl.Series("arrival_s", rel).fill_nan(None), origin
+        rel, epoch = times.relative_ns(ns)
+        origin = times.as_written(epoch, len(known) > 0 and times.zoned(known[0]))
+        return pl.Series("arrival_s", rel).fill_nan(None), origin, epoch
 
 
 def raw_from_table(source: Source, format_name: str, loaded: Loaded, **about: Any) -> RawTrace:
     """A RawTrace of columns that `tabular.load` read."""
     plan = loaded.plan
     unit = plan.unit if plan else "s"
-    return RawTrace(format_name, loaded.frame, loaded.origin_s, unit, **about)
+    return RawTrace(
+        format_name, loaded.frame, loaded.origin_s, unit, epoch_s=loaded.epoch_s, **about
+    )
 
 
 def mix_ids(ids: Sequence[int], scope: str) -> list[int]:

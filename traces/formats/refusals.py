@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from traces.errors import NotAWorkloadError
-from traces.formats.source import Source
+from traces.formats.source import Source, reading
 
 TELEMETRY, REFUSED = "telemetry", "refused"
 _SERIES = (
@@ -126,6 +126,17 @@ def _zip(source: Source) -> Recognised:
     )
 
 
+_VLLM_LOG = r"Avg prompt throughput|GPU KV cache (?:size|usage)|Running: \d+ reqs"
+_LOG_CHARS = 4 << 20  # start-up lines of a server may fill more than the head
+
+
+def _more_of_log(source: Source) -> str:
+    if not source.name.lower().endswith((".log", ".txt", ".out")):
+        return ""
+    with source.open_text() as f, reading(source):
+        return f.read(_LOG_CHARS)
+
+
 def _texts(source: Source) -> Iterator[Recognised]:
     head = source.head
     if head.startswith("version https://git-lfs.github.com"):
@@ -140,7 +151,7 @@ def _texts(source: Source) -> Iterator[Recognised]:
             "it is a web page or XML",
             "Download the raw file behind the page's download link.",
         )
-    if re.search(r"Avg prompt throughput|GPU KV cache (?:size|usage)|Running: \d+ reqs", head):
+    if re.search(_VLLM_LOG, head) or re.search(_VLLM_LOG, _more_of_log(source)):
         yield _telemetry("vLLM engine log")
     if re.search(r"Decode batch.*#running-req|#queue-req", head):
         yield _telemetry("SGLang engine log")

@@ -24,6 +24,7 @@ from traces.formats.cells import (
     IDS,
     INTEGER,
     NUMBER,
+    TEXT,
     TIME,
     convert,
     id_list,
@@ -39,11 +40,15 @@ SAMPLE_ROWS = 1_000
 
 @dataclass(frozen=True)
 class Loaded:
-    """Columns by role, in file order; arrival_s relative to origin_s, in seconds."""
+    """Columns by role, in file order; arrival_s relative to origin_s, in seconds.
+
+    epoch_s: for dates, the same origin in seconds since 1970.
+    """
 
     frame: pl.DataFrame
     origin_s: float
     plan: TimePlan | None
+    epoch_s: float | None = None
 
 
 def load(
@@ -136,10 +141,11 @@ def _json_type(value: Any, kind: str) -> Any:
             else pl.List(pl.String)
         )
     if value is None and kind in (COUNT, INTEGER, NUMBER):
-        return pl.Float64 if kind == NUMBER else pl.Int64
-    if isinstance(value, bool) or not isinstance(value, int | float):
+        return pl.Float64
+    if kind == TEXT or isinstance(value, bool) or not isinstance(value, int | float):
         return pl.String
-    return pl.Int64 if isinstance(value, int) and abs(value) < 2**63 else pl.Float64
+    # A float takes whole numbers and fractions alike; what it would round stays an integer.
+    return pl.Int64 if isinstance(value, int) and 2**53 < abs(value) < 2**63 else pl.Float64
 
 
 def _json_as_text(
@@ -195,6 +201,7 @@ def _collect(
         frame = picked.filter(~blank).select(exprs).collect(engine="streaming")
         doubtful = [r for r in columns if f"{r}?" in frame.columns and frame[f"{r}?"].any()]
         if doubtful:
+            plan = _plan_of_all(picked, columns, kinds, plan)
             again = [
                 e
                 for r in columns
@@ -238,6 +245,20 @@ def _plan(
     return TimePlan(
         time_unit or "", "given by the caller" if time_unit else "", integers=_whole(column)
     )
+
+
+def _plan_of_all(
+    picked: pl.LazyFrame,
+    columns: Mapping[str, str],
+    kinds: Mapping[str, str],
+    plan: TimePlan | None,
+) -> TimePlan | None:
+    """The plan for dates as text from every row: the sample may not tell the day from the month."""
+    if plan is None or not plan.is_text:
+        return plan
+    role = next(r for r in columns if kinds[r] == TIME)
+    column = picked.select(role).collect()[role]
+    return (times.plan_text(column) if column.dtype == pl.String else None) or plan
 
 
 def _whole(column: pl.Series) -> bool:
@@ -323,23 +344,26 @@ def _finish(
             "", "it has a header but no rows", "Check the export and its filters."
         )
     out: list[pl.Series] = []
-    origin = 0.0
+    origin, epoch = 0.0, None
     for role in columns:
         column = frame[role]
         if kinds[role] == TIME:
-            column, origin, plan = _times(source, column, columns[role], plan)
+            column, origin, epoch, plan = _times(source, column, columns[role], plan)
         elif kinds[role] in (COUNT, INTEGER):
             column = whole_numbers(source, column, columns[role])
         out.append(column.alias(role))
-    return Loaded(pl.DataFrame(out), origin, plan)
+    return Loaded(pl.DataFrame(out), origin, plan, epoch)
 
 
 def _times(
     source: Source, column: pl.Series, name: str, plan: TimePlan | None
-) -> tuple[pl.Series, float, TimePlan]:
+) -> tuple[pl.Series, float, float | None, TimePlan]:
+    """(seconds since the first row, what the first row says, the same since 1970 for dates, plan)."""
     assert plan is not None
+    epoch = None
     if plan.is_text:
-        rel, origin = times.relative_ns(column, plan.zoned)
+        rel, epoch = times.relative_ns(column)
+        origin = times.as_written(epoch, plan.zoned)
     else:
         if column.dtype.is_float():
             infinite = column.is_infinite().fill_null(False).arg_true()
@@ -356,4 +380,4 @@ def _times(
             plan = TimePlan(unit, why, integers=plan.integers)
         rel, origin = times.relative_numbers(column, plan.unit)
     series = pl.Series(np.asarray(rel, dtype=np.float64)).fill_nan(None)
-    return series, origin, plan
+    return series, origin, epoch, plan

@@ -23,7 +23,6 @@ UNITS: dict[str, float] = {
     "h": 3600.0,
 }
 TEXT_UNIT = "date and time"
-SECONDS_PER_DAY_NS = 86_400 * 10**9
 _SLOWEST_REQUESTS_PER_S = 0.01  # an integer clock that would mean fewer is not in seconds
 
 _SUFFIXES = (
@@ -174,14 +173,15 @@ def zoned(text: Any) -> bool:
     return bool(re.search(r"(?:[Zz]|UTC|GMT|\d[+-]\d\d:?\d\d)\s*$", str(text).strip()))
 
 
-def relative_ns(ns: pl.Series, is_zoned: bool) -> tuple[np.ndarray, float]:
-    """(seconds since the first row, what the first row says in seconds) from int64 nanoseconds.
-
-    The first row of dated text without a zone says its time of day, as published figures do.
-    """
+def relative_ns(ns: pl.Series) -> tuple[np.ndarray, float]:
+    """(seconds since the first row, the first row in seconds since 1970) from int64 nanoseconds."""
     values, first = _since_first(ns)
-    origin = first if is_zoned else first % SECONDS_PER_DAY_NS
-    return values / 1e9, origin / 10**9
+    return values / 1e9, first / 10**9
+
+
+def as_written(epoch_s: float, is_zoned: bool) -> float:
+    """What a date says in seconds: since 1970, or without a zone its time of day."""
+    return epoch_s if is_zoned else round(epoch_s % 86_400, 9)
 
 
 def relative_numbers(numbers: pl.Series, unit: str) -> tuple[np.ndarray, float]:

@@ -25,6 +25,11 @@ from traces.formats.times import TEXT_UNIT, UNITS
 # A plain pace of an unloaded server, only to place the rounds of a session one after another.
 NOMINAL_PREFILL_TOKENS_PER_S = 8_000.0
 NOMINAL_DECODE_S_PER_TOKEN = 0.030
+PACE_NOTE = (
+    "a request starts when the one before it is answered; the file does not say when, so it is placed "
+    f"at {NOMINAL_PREFILL_TOKENS_PER_S:,.0f} prompt tokens/s and {NOMINAL_DECODE_S_PER_TOKEN * 1e3:.0f} ms "
+    "an output token, plus the recorded waits."
+)
 
 _CSV = ("session_id", "round_idx", "prefix_len", "input_len", "output_len")
 _ROUND = ("session_id", "round_index", "input_tokens_total", "output_tokens", "timing_events")
@@ -91,16 +96,18 @@ def _read_csv(source: Source, options: ReadOptions) -> RawTrace:
         session.answer(
             row["input_len"], row["output_len"], (row.get("tool_wait_after_ms") or 0.0) / 1e3
         )
-    notes = [
-        "A round starts when the one before is answered; the file does not say when, so later rounds "
-        f"are placed at {NOMINAL_PREFILL_TOKENS_PER_S:,.0f} prompt tokens/s and "
-        f"{NOMINAL_DECODE_S_PER_TOKEN * 1e3:.0f} ms an output token, plus the recorded tool waits.",
-    ]
+    notes = [PACE_NOTE[0].upper() + PACE_NOTE[1:]]
     if not timed:
         notes.append(
             f"{len(sessions)} sessions without arrival times were laid {options.stagger_s:g} s apart."
         )
     return rows.trace(columns=columns, notes=tuple(notes))
+
+
+def nominal_service_s(prompt_tokens: int, output_tokens: int) -> float:
+    """Seconds that a request takes at the nominal pace."""
+    prefill = prompt_tokens / NOMINAL_PREFILL_TOKENS_PER_S
+    return prefill + output_tokens * NOMINAL_DECODE_S_PER_TOKEN
 
 
 class _Session:
@@ -133,11 +140,7 @@ class _Session:
 
     def answer(self, input_len: int, output_len: int, wait_s: float) -> None:
         self.tokens.append(output_len)
-        self.ready_s += (
-            input_len / NOMINAL_PREFILL_TOKENS_PER_S
-            + output_len * NOMINAL_DECODE_S_PER_TOKEN
-            + wait_s
-        )
+        self.ready_s += nominal_service_s(input_len, output_len) + wait_s
 
 
 def _read_rounds(source: Source) -> RawTrace:

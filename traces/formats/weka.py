@@ -73,20 +73,47 @@ def _session(
 ) -> None:
     for i, request in enumerate(session["requests"], 1):
         at = f"{place}, request {i}"
-        if not isinstance(request, dict):
-            raise rows.source.error(at, "it is not an object", "Correct or remove it.")
-        if request.get("type") != "subagent":
-            counts["streaming"] += request.get("type") == "s"
-            counts["missing_api_time"] += request.get("api_time") is None
-            _add(rows, at, request, start, name, f"{name}-{i}", nested=False)
+        if isinstance(request, dict) and request.get("type") == "subagent":
+            counts["subagents"] += 1
+            _subagent(
+                rows, at, request, start, name, f"{name}-{request.get('agent_id') or i}", counts
+            )
             continue
-        inner = request.get("requests") or []
-        counts["subagents"] += 1
-        counts["subagent_requests"] += len(inner)
-        agent = request.get("agent_id") or i
-        for j, child in enumerate(inner, 1):
-            begin = start + float(request.get("t") or 0.0)
-            _add(rows, f"{at}.{j}", child, begin, name, f"{name}-{agent}-{j}", nested=True)
+        _add(rows, at, request, start, name, f"{name}-{i}", nested=False)
+        counts["streaming"] += request.get("type") == "s"
+        counts["missing_api_time"] += request.get("api_time") is None
+
+
+def _subagent(
+    rows: Rows,
+    place: str,
+    agent: dict[str, Any],
+    start: float,
+    name: str,
+    label: str,
+    counts: dict[str, int],
+) -> None:
+    """The requests of a subagent, and of subagents of its own; their times count from its start."""
+    begin = start + _seconds(rows, place, agent)
+    for j, child in enumerate(agent.get("requests") or [], 1):
+        at = f"{place}.{j}"
+        if isinstance(child, dict) and child.get("type") == "subagent":
+            counts["subagents"] += 1
+            _subagent(
+                rows, at, child, begin, name, f"{label}-{child.get('agent_id') or j}", counts
+            )
+            continue
+        counts["subagent_requests"] += 1
+        _add(rows, at, child, begin, name, f"{label}-{j}", nested=True)
+
+
+def _seconds(rows: Rows, place: str, request: Any) -> float:
+    if not isinstance(request, dict):
+        raise rows.source.error(place, "it is not an object", "Correct or remove it.")
+    t = request.get("t")
+    if isinstance(t, bool) or not isinstance(t, int | float):
+        raise rows.source.error(place, f"its time t is {t!r}", "Correct or remove it.")
+    return float(t)
 
 
 def _add(
@@ -99,12 +126,10 @@ def _add(
     *,
     nested: bool,
 ) -> None:
-    t = request.get("t")
-    if isinstance(t, bool) or not isinstance(t, int | float):
-        raise rows.source.error(place, f"its time t is {t!r}", "Correct or remove it.")
+    seconds = _seconds(rows, place, request)
     rows.add(
         place,
-        start + float(t),
+        start + seconds,
         request.get("in"),
         request.get("out"),
         request_id=request_id,
