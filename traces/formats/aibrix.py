@@ -16,7 +16,7 @@ _PROMPT, _OUTPUT = ("Prompt Length", "prompt_length"), ("Output Length", "output
 def sniff(source: Source) -> bool:
     if source.shape != "json" or not source.has("timestamp", "requests"):
         return False
-    requests = source.first["requests"]
+    requests = source.first.get("requests")
     return isinstance(requests, list) and all(
         isinstance(r, dict) and any(k in r for k in _PROMPT) for r in requests
     )

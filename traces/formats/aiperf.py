@@ -22,7 +22,7 @@ _OUTPUT = ("output_sequence_length", "usage_completion_tokens")
 def sniff(source: Source) -> bool:
     if source.shape != "json" or not source.has("metadata", "metrics"):
         return False
-    metadata = source.first["metadata"]
+    metadata = source.first.get("metadata")
     return isinstance(metadata, dict) and "request_start_ns" in metadata
 
 

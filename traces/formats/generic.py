@@ -67,7 +67,8 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
     )
     loaded = load(source, columns, KINDS, time_unit=unit)
     frame = loaded.frame
-    unused = [r for r in columns if r not in NEEDED and frame[r].null_count() == frame.height]
+    kept = (*NEEDED, "arrival_step") if "arrival_s" not in columns else NEEDED
+    unused = [r for r in columns if r not in kept and frame[r].null_count() == frame.height]
     frame = frame.drop(unused)
     columns = {r: c for r, c in columns.items() if r not in unused}
     notes: list[str] = []

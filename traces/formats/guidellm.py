@@ -26,7 +26,7 @@ def sniff(source: Source) -> bool:
 
 
 def _is_guidellm(source: Source) -> bool:
-    return source.has("benchmarks") and isinstance(source.first["benchmarks"], list)
+    return source.has("benchmarks") and isinstance(source.first.get("benchmarks"), list)
 
 
 def _is_inference_perf(source: Source) -> bool:

@@ -26,10 +26,12 @@ _SESSIONS = ("session_id", "input", "output_length", "pre_gap")
 
 def sniff(source: Source) -> bool:
     if source.shape == "json" and source.has(*_SESSIONS):
-        return isinstance(source.first["input"], list)
+        return isinstance(source.first.get("input"), list)
     if source.shape != "json" or not source.has("timestamp", "input", "output"):
         return False
-    return isinstance(source.first["input"], str) and isinstance(source.first["output"], str)
+    return isinstance(source.first.get("input"), str) and isinstance(
+        source.first.get("output"), str
+    )
 
 
 def read(source: Source, options: ReadOptions) -> RawTrace:

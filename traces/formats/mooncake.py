@@ -32,7 +32,7 @@ def sniff(source: Source) -> bool:
     if source.shape != "json" or not source.has(*_KEYS) or any(source.has(k) for k in _FOREIGN):
         return False
     return isinstance(source.first.get("hash_ids", []), list) and isinstance(
-        source.first["timestamp"], int
+        source.first.get("timestamp"), int
     )
 
 

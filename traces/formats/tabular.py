@@ -88,8 +88,11 @@ def _field(source: Source, column: str) -> pl.Expr:
 def _scan_csv(source: Source) -> pl.LazyFrame:
     old_mac = "\r" in source.head and "\n" not in source.head
     if source.encoding not in ("utf-8", "utf-8-sig") or old_mac:
-        with utf8_copy(source) as copy, reading(source):
-            return _csv(copy.name, source).collect().lazy()
+        try:
+            with utf8_copy(source) as copy, reading(source):
+                return _csv(copy.name, source).collect().lazy()
+        except (PolarsError, PanicException) as e:
+            raise _table_error(source, e) from e
     return _csv(source.path, source)
 
 
