@@ -18,7 +18,7 @@ _CSS = """
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
 .st-key-verdict p {{ font-size: 1.05rem; }}
 .st-key-zoom {{ display: none; }}
-[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted}; }}
+[data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted} !important; }}
 [data-testid="stButtonGroup"] button[aria-checked="true"] p, [data-testid="stButtonGroup"] button[aria-pressed="true"] p {{ color: {chosen}; }}
 .kv-cards {{ display: grid; gap: 0.6rem; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }}
 .kv-card {{ border: 1px solid {grid}; border-radius: 0.5rem; padding: 0.5rem 0.7rem; color: {text}; }}
