@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from tests.builders import make_requests, record
+from traces import open_any
 from traces.__main__ import main
 from traces.description import FIGURES, describe
+from traces.recording import Recording, zip_recording
 
 FIXTURES = Path(__file__).parent / "fixtures" / "formats"
 SUMMARY = {"min", "p50", "p90", "p99", "max", "mean", "sum"}
@@ -183,3 +186,36 @@ def test_the_names_of_the_package_are_found_lazily() -> None:
     assert traces.describe(FIXTURES / "vidur.csv")["kind"] == "workload"
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):
         _ = traces.nothing
+
+
+def test_a_recording_is_described_by_its_requests(tmp_path: Path) -> None:
+    root = make_recording(tmp_path / "run")
+
+    for path in (root, root.with_suffix(".zip")):
+        if path.suffix:
+            zip_recording(root, path)
+        found = describe(path)
+        assert (found["kind"], found["format"]) == ("recording", "KV Replay recording")
+        assert found["requests"] == 2
+        assert found["prompt_tokens"]["sum"] == 30
+        assert isinstance(open_any(path), Recording)
+
+
+def test_a_damaged_recording_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    root = make_recording(tmp_path / "run")
+    (root / "steps" / "part-00000.parquet").write_bytes(b"PAR1 and no more")
+
+    found = describe(root)
+
+    assert found["kind"] == "refused"
+    assert found["what_to_do"]
+
+
+def make_recording(root: Path) -> Path:
+    """A recording of two requests of 10 and 20 prompt tokens."""
+    rows = [
+        {"request_id": "a", "arrival_s": 0.0, "prompt_tokens": 10, "output_tokens": 1},
+        {"request_id": "b", "arrival_s": 0.5, "prompt_tokens": 20, "output_tokens": 1},
+    ]
+    record(root, requests=make_requests(rows)).close()
+    return root

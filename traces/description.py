@@ -7,6 +7,7 @@ a replay would leave out. No Workload is built, so a trace of millions of rows n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
 from traces.formats import formats
 from traces.formats.figures import aside_reasons, dropped, figures, nothing_left, prefix_figures
 from traces.formats.generic import NoArrivalsError, has_needed, shape_name
-from traces.formats.raw import ReadOptions
+from traces.formats.raw import RawTrace, ReadOptions
 from traces.formats.refusals import recognise
 from traces.formats.source import Source, inspect
 from traces.open import is_recording, read_raw
@@ -48,7 +49,7 @@ def describe(
     shown = Path(name or path).name
     try:
         if is_recording(path):
-            return _blank(shown) | _recording(path)
+            return _blank(shown) | _recording(path, name)
         source = inspect(path, name)
         return _blank(shown) | _workload(source, ReadOptions(mapping, time_unit))
     except NotAWorkloadError as e:
@@ -87,14 +88,7 @@ def _workload(source: Source, options: ReadOptions) -> dict[str, Any]:
     return {
         "kind": "workload",
         "format": raw.format,
-        "requests": seen.requests,
-        "first_s": seen.first_s,
-        "span_s": seen.span_s,
-        "out_of_order": seen.out_of_order,
-        "duplicate_timestamps": seen.duplicate_timestamps,
-        "prompt_tokens": dict(seen.prompt_tokens),
-        "output_tokens": dict(seen.output_tokens),
-        "zero_output": seen.zero_output,
+        **asdict(seen),
         "dropped": dropped(reasons),
         "notes": notes,
         "replayable": kept,
@@ -134,23 +128,13 @@ def _refused(path: str | Path, name: str | None, e: NotAWorkloadError) -> dict[s
     return out
 
 
-def _recording(path: str | Path) -> dict[str, Any]:
+def _recording(path: str | Path, name: str | None) -> dict[str, Any]:
     from traces.recording import open_recording
 
-    recording = open_recording(path)
-    requests = recording.requests
-    from traces.workload import token_summary
-
-    prompt, output = requests["prompt_tokens"].to_numpy(), requests["output_tokens"].to_numpy()
-    arrivals = requests["arrival_s"].to_numpy()
-    return {
-        "kind": "recording",
-        "format": "KV Replay recording",
-        "requests": len(arrivals),
-        "first_s": float(arrivals.min()) if len(arrivals) else None,
-        "span_s": float(arrivals.max() - arrivals.min()) if len(arrivals) else None,
-        "prompt_tokens": token_summary(prompt),
-        "output_tokens": token_summary(output),
-        "zero_output": int((output == 0).sum()),
-        "dropped": {},
-    }
+    with open_recording(path, name) as recording:
+        requests = recording.requests
+    asked = RawTrace(
+        "KV Replay recording", requests.select("arrival_s", "prompt_tokens", "output_tokens")
+    )
+    seen = figures(asked)
+    return {"kind": "recording", "format": asked.format, **asdict(seen), "dropped": {}}

@@ -37,7 +37,7 @@ def open_any(path: PathLike, **how: Any) -> Workload | Recording:
     if is_recording(path):
         from traces.recording import open_recording
 
-        return open_recording(path)
+        return open_recording(path, how.get("name"))
     return open_workload(path, **how)
 
 
