@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from enum import IntEnum
 from typing import Any, NamedTuple
 
+import numba
 import numpy as np
 
 from engine.core.jit import kernel
@@ -349,6 +350,10 @@ def mix(a: Any, b: Any) -> Any:
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return x ^ (x >> np.uint64(31))
+
+
+if numba.config.DISABLE_JIT:  # as plain Python, NumPy warns of what is meant: arithmetic modulo 2**64
+    mix = np.errstate(over="ignore")(mix)
 
 
 @kernel
