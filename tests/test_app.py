@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import json
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -11,8 +15,10 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzer.pages.parts import runs
+from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.store import Store
 from tests.builders import make_meta, make_requests, make_steps, write
+from traces.errors import SettingsError
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 120
@@ -195,16 +201,82 @@ def test_a_trace_is_recognised_and_replayed_both_ways(store: Store, tmp_path: Pa
     entry = store.link(tmp_path / "mine.csv")
     app = open_page(source="Trace", trace=entry.id)
 
-    for _ in range(300):
-        if app.session_state["pair"] is not None:
-            break
-        time.sleep(0.5)
-        app.run()
+    wait_for_replay(app)
 
     assert not app.exception
     assert not app.error
     assert "60 requests" in "".join(e.label for e in app.expander)
     assert [e.value for e in app.title] == ["A recompute against B swap"]
+    assert charts(app)
+
+
+def wait_for_replay(app: AppTest) -> None:
+    for _ in range(600):
+        if app.session_state["pair"] is not None or app.error:
+            return
+        time.sleep(0.5)
+        app.run()
+
+
+def test_columns_that_nobody_can_guess_are_mapped_by_hand(store: Store, tmp_path: Path) -> None:
+    rows = "".join(f"{i},{100 + i},{5 + i}\n" for i in range(20))
+    (tmp_path / "odd.csv").write_text(f"alpha,beta,gamma\n{rows}")
+    entry = store.link(tmp_path / "odd.csv")
+    app = open_page(source="Trace", trace=entry.id)
+    assert "no column was recognised" in app.error[0].value
+
+    for role, column in (
+        ("arrival_s", "alpha"),
+        ("prompt_tokens", "beta"),
+        ("output_tokens", "gamma"),
+    ):
+        app.get_by_key(f"map_{entry.id}_{role}").set_value(column)
+    next(b for b in app.button if b.label.startswith("Read again")).click().run()
+    wait_for_replay(app)
+
+    assert not app.error
+    assert "20 requests" in "".join(e.label for e in app.expander)
+
+
+def test_a_pool_that_is_too_small_says_who_was_refused_and_why(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
+    wait_for_replay(app)
+
+    app.get_by_key("set_a_num_gpu_blocks@trace").set_value(3)
+    first = app.session_state["pair"]
+    next(b for b in app.button if b.label.startswith("Apply")).click().run()
+    for _ in range(600):
+        if app.session_state["pair"] != first:
+            break
+        time.sleep(0.5)
+        app.run()
+
+    assert not app.exception
+    assert "A refused 60 of 60 requests" in app.warning[0].value
+    assert "the pool has 2" in app.warning[0].value
+
+
+def test_a_setting_that_cannot_be_is_said_and_the_view_kept(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
+    wait_for_replay(app)
+    title = app.title[0].value
+
+    app.get_by_key("shape_start").set_value(5000.0)
+    next(b for b in app.button if b.label.startswith("Apply")).click().run()
+    for _ in range(60):
+        if app.error:
+            break
+        time.sleep(0.2)
+        app.run()
+
+    assert "no request arrives between 5000 s and the end" in app.error[0].value
+    assert app.title[0].value == title
     assert charts(app)
 
 
@@ -246,12 +318,74 @@ def test_a_fault_of_ours_is_called_one_and_keeps_its_traceback_folded(
 
 
 def test_the_page_opens_without_torch() -> None:
-    import subprocess
-    import sys
-
     code = "import sys, analyzer.pages.compare; print('torch' in sys.modules, 'numba' in sys.modules)"
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
     )
 
     assert done.stdout.split()[-2:] == ["False", "False"]
+
+
+def test_an_upload_is_kept_once_under_the_hash_of_its_content(store: Store) -> None:
+    first = store.spool(io.BytesIO(b"a,b\n1,2\n"), "one.csv")
+    second = store.spool(io.BytesIO(b"a,b\n1,2\n"), "two.CSV.gz")
+
+    assert first.id == second.id == "a2b7d5004d96e62b24e41e53c5d85ebf"
+    assert Path(second.path).read_bytes() == b"a,b\n1,2\n"
+    assert [e.name for e in store.recent()] == ["two.CSV.gz"]
+
+
+def test_a_name_cannot_place_an_upload_elsewhere(store: Store) -> None:
+    entry = store.spool(io.BytesIO(b"x"), "../../etc/cron.d/x;.sh /..")
+
+    assert Path(entry.path).is_relative_to(store.root)
+
+
+def test_the_longest_unused_uploads_go_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analyzer.pages.parts.store.KEEP_ENTRIES", 2)
+
+    for name in ("old", "middle", "new"):
+        store.spool(io.BytesIO(name.encode()), name)
+
+    assert [e.name for e in store.recent()] == ["new", "middle"]
+
+
+def test_deleting_a_linked_file_leaves_it_where_it_lies(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    entry = store.link(tmp_path / "mine.csv")
+
+    store.delete(entry)
+
+    assert store.get(entry.id) is None
+    assert (tmp_path / "mine.csv").exists()
+
+
+def test_a_job_that_is_cancelled_stops_and_gives_nothing() -> None:
+    started = threading.Event()
+
+    def work(report: Any, cancelled: Any) -> str:
+        started.set()
+        while not cancelled():
+            time.sleep(0.01)
+        return "half"
+
+    job = Job(work, {"A": Progress()}).start()
+    started.wait(10)
+    job.cancel()
+
+    assert job.wait(10)
+    assert (job.was_cancelled, job.result, job.error) == (True, None, None)
+
+
+def test_a_job_that_fails_hands_over_the_error() -> None:
+    def work(report: Any, cancelled: Any) -> None:
+        report("A", 0.5, "half way")
+        raise SettingsError("no")
+
+    job = Job(work, {"A": Progress()}).start()
+
+    assert job.wait(10)
+    assert str(job.error) == "no"
+    assert job.progress["A"] == Progress(0.5, "half way")

@@ -15,12 +15,13 @@ from analyzer.pages.parts import state
 from analyzer.pages.parts.frame import style
 from analyzer.pages.parts.job_panel import job_section
 from analyzer.pages.parts.jobs import Job, Progress
-from analyzer.pages.parts.messages import guarded, plain
+from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.outcome import (
     cards_section,
     compared,
     delta_section,
     notes_section,
+    refused_section,
     verdict_section,
 )
 from analyzer.pages.parts.replay import engine_choices, replay_both
@@ -30,9 +31,9 @@ from analyzer.pages.parts.sources import source_section
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.pages.parts.timeline import theme, timeline_section
-from analyzer.pages.parts.trace_panel import mapping_form, read_trace, recognised_section
+from analyzer.pages.parts.trace_panel import by_hand_section, read_trace, recognised_section
 from traces import samples
-from traces.errors import NotAWorkloadError, WorkloadError
+from traces.errors import WorkloadError
 from traces.workload import Workload
 
 PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
@@ -71,13 +72,11 @@ def _trace(store: Store) -> Workload | None:
     with guarded():
         try:
             workload = read_trace(ref, store)
-        except NotAWorkloadError:
-            raise
-        except WorkloadError:
-            mapping_form(ref, store)
-            raise
-    if workload is not None:
-        recognised_section(ref, workload, store)
+        except WorkloadError as error:
+            say_error(error)
+            by_hand_section(ref, store)
+        else:
+            recognised_section(ref, workload, store)
     return workload
 
 
@@ -145,6 +144,7 @@ def _result(store: Store, source: str) -> None:
     verdict_section(found)
     if source != "recordings":
         _press_section(found, b, source)
+    refused_section(found, a, b)
     cards_section(found, cost)
     notes_section(found)
     timeline_section(key, a, b)

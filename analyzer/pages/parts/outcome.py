@@ -214,6 +214,21 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{show(row['metric'], row['low'])} to {show(row['metric'], row['high'])}"
 
 
+def refused_section(found: Comparison, a: Run, b: Run) -> None:
+    """A warning for each side that refused requests, with the first reason."""
+    for side, run, figures in (("A", a, found.a), ("B", b, found.b)):
+        if not figures["num_refused"]:
+            continue
+        reasons = run.events.filter(pl.col("kind").cast(pl.String) == "refuse")[
+            "reason"
+        ].drop_nulls()
+        first = f" The first: {reasons[0]}" if len(reasons) else ""
+        share = f"{figures['num_refused']:,} of {figures['num_requests']:,}"
+        st.warning(
+            plain(f"{side} refused {share} requests, which can never run in its pool.{first}")
+        )
+
+
 def notes_section(found: Comparison, say: Callable[[str], Any] = st.caption) -> None:
     """What limits the comparison, settings that differ beyond the mode included."""
     for note in found.notes:

@@ -1,10 +1,11 @@
 """What the Compare page remembers, and how it is mirrored in the URL.
 
-Session state owns: the shown pair, the shown range, the trace to be replayed, the running job. The URL follows: `a` and `b` for the pair, `trace` for the trace.
+Session state owns: the shown pair, the shown range, the trace to be replayed, the running job. The URL follows: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -80,20 +81,38 @@ def asked_range() -> tuple[float, float] | None:
 def trace() -> TraceRef | None:
     """The trace that is to be replayed: of this session, else of the URL."""
     if "trace_ref" not in st.session_state:
-        id_ = st.query_params.get("trace")
-        st.session_state["trace_ref"] = TraceRef(id_) if id_ else None
-        if id_ and shown_pair() is not None:  # a link to a result: show it, replay nothing
-            mark_replayed(TraceRef(id_).key)
+        ref = _linked_trace()
+        st.session_state["trace_ref"] = ref
+        if ref is not None and shown_pair() is not None:  # a link to a result: replay nothing
+            mark_replayed(ref.key)
     found = st.session_state["trace_ref"]
     return found if isinstance(found, TraceRef) else None
 
 
+def _linked_trace() -> TraceRef | None:
+    """The trace that the URL names: `trace`, and where columns were mapped by hand `columns`."""
+    id_ = st.query_params.get("trace")
+    if not id_:
+        return None
+    try:
+        how = json.loads(st.query_params.get("columns", "{}"))
+        mapping = {str(k): str(v) for k, v in dict(how.get("mapping", {})).items()}
+        unit = how.get("time_unit")
+    except (ValueError, TypeError, AttributeError):
+        return TraceRef(id_)  # a damaged link still names the file
+    return TraceRef(id_, mapping, None if unit is None else str(unit))
+
+
 def set_trace(ref: TraceRef | None) -> None:
     st.session_state["trace_ref"] = ref
+    for name in ("trace", "columns"):
+        st.query_params.pop(name, None)
     if ref is None:
-        st.query_params.pop("trace", None)
-    else:
-        st.query_params["trace"] = ref.id
+        return
+    st.query_params["trace"] = ref.id
+    if ref.mapping or ref.time_unit:
+        how = {"mapping": dict(ref.mapping), "time_unit": ref.time_unit}
+        st.query_params["columns"] = json.dumps(how, separators=(",", ":"))
 
 
 def mark_replayed(key: str) -> None:

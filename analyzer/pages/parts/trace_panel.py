@@ -5,6 +5,7 @@ It knows how a reader's report is said to a person. Reading is the readers' busi
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -14,7 +15,7 @@ from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store
 from traces.errors import WorkloadError
-from traces.formats.columns import KINDS, NEEDED
+from traces.formats.columns import NEEDED
 from traces.formats.source import inspect
 from traces.formats.times import UNITS
 from traces.open import is_recording, open_workload
@@ -87,28 +88,38 @@ def recognised_section(ref: TraceRef, workload: Workload, store: Store) -> None:
             )
         facts += list(report.notes)
         st.markdown("\n".join(f"- {plain(fact)}" for fact in facts))
-        if report.columns:
-            mapping_form(ref, store)
+        if report.columns and (entry := store.get(ref.id)):
+            mapping_form(ref, inspect(entry.path, entry.name).columns, report.columns)
 
 
-def mapping_form(ref: TraceRef, store: Store, guessed: dict[str, str] | None = None) -> None:
-    """Select boxes for roles and unit; reading again is one button."""
+def by_hand_section(ref: TraceRef, store: Store) -> None:
+    """Where a file could not be read: its columns, to be mapped by hand, if it has any."""
     entry = store.get(ref.id)
     if entry is None:
         return
-    columns = list(inspect(entry.path, entry.name).columns)
-    if not columns:
-        return
+    try:
+        columns = inspect(entry.path, entry.name).columns
+    except WorkloadError:
+        return  # said already: the same fault that kept it from being read
+    if columns:
+        with st.expander("Map its columns by hand", expanded=True):
+            mapping_form(ref, columns)
+
+
+def mapping_form(
+    ref: TraceRef, columns: Sequence[str], guessed: Mapping[str, str] | None = None
+) -> None:
+    """Select boxes for roles and unit; reading again is one button. guessed: role -> column."""
+    current = {**(guessed or {}), **ref.mapping}
     with st.form("mapping", border=False):
         st.caption("Which column is what. Change a guess and read again.")
         chosen: dict[str, str] = {}
         boxes = st.columns(3)
-        for i, role in enumerate(r for r in ROLES if r in KINDS):
-            options = [NONE if role not in NEEDED else GUESS, *columns]
-            current = dict(ref.mapping).get(role) or (guessed or {}).get(role)
-            index = options.index(current) if current in options else 0
+        for i, (role, title) in enumerate(ROLES.items()):
+            options = [GUESS if role in NEEDED else NONE, *columns]
+            index = options.index(current[role]) if current.get(role) in options else 0
             value = boxes[i % 3].selectbox(
-                ROLES[role], options, index=index, key=f"map_{ref.id}_{role}"
+                title, options, index=index, key=f"map_{ref.id}_{role}"
             )
             if value not in (GUESS, NONE):
                 chosen[role] = str(value)
