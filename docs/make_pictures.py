@@ -34,6 +34,7 @@ def main() -> None:
             with watched_page(chromium, width, height, scheme) as page:
                 page.open(f"{address}/{query}")
                 page.settle()
+                page.page.wait_for_timeout(1500)
                 _put_cursor(page)
                 page.page.screenshot(path=PICTURES / f"{name}.png")
                 print(PICTURES / f"{name}.png")

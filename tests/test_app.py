@@ -245,6 +245,7 @@ def test_a_pool_that_is_too_small_says_who_was_refused_and_why(
     app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
     wait_for_replay(app)
 
+    app.get_by_key("all_settings").set_value(True).run()
     app.get_by_key("set_a_num_gpu_blocks@trace").set_value(3)
     first = app.session_state["pair"]
     next(b for b in app.button if b.label.startswith("Apply")).click().run()
@@ -267,6 +268,7 @@ def test_a_setting_that_cannot_be_is_said_and_the_view_kept(
     wait_for_replay(app)
     title = app.title[0].value
 
+    app.get_by_key("all_settings").set_value(True).run()
     app.get_by_key("shape_start").set_value(5000.0)
     next(b for b in app.button if b.label.startswith("Apply")).click().run()
     for _ in range(60):

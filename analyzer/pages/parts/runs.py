@@ -42,6 +42,7 @@ class Run:
         self.ref = ref
         self.recording = recording
         self.stamp = stamp
+        self._ever: dict[str, bool] = {}
 
     @property
     def meta(self) -> Meta:
@@ -49,7 +50,7 @@ class Run:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        return self.recording.steps
+        return self.recording.steps.rechunk()
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -58,6 +59,12 @@ class Run:
     @cached_property
     def requests(self) -> pl.DataFrame:
         return self.recording.requests
+
+    def ever(self, column: str) -> bool:
+        """Whether a column of `steps` is ever more than 0."""
+        if column not in self._ever:
+            self._ever[column] = bool(self.steps[column].max() or 0)
+        return self._ever[column]
 
     @property
     def mode(self) -> str:

@@ -15,6 +15,7 @@ import streamlit as st
 from analyzer.pages.parts.settings import GROUPS, MODES, Setting
 
 SAME = "as A"
+ALL_SETTINGS = "all_settings"
 DEFAULT = "default"  # left to the engine
 
 
@@ -43,6 +44,7 @@ class Choice:
 
 def set_pool(num_gpu_blocks: int, preset: str) -> None:
     """Put a pool size into the panel; for a button's callback, before the panel is drawn."""
+    st.session_state[ALL_SETTINGS] = True
     st.session_state[_key("num_gpu_blocks", preset)] = num_gpu_blocks
 
 
@@ -59,6 +61,11 @@ def settings_form(
     defaults, since a widget that is there keeps its value when its default changes.
     """
     choices = {"model": tuple(models), "device": tuple(devices)}
+    all_settings = st.toggle(
+        "All settings",
+        key=ALL_SETTINGS,
+        help="Off: the defaults apply, apart from the two modes.",
+    )
     with st.form("settings", border=False):
         left, right = st.columns(2)
         mode_a = left.selectbox(
@@ -79,20 +86,32 @@ def settings_form(
             "Apply and replay both", type="primary", width="stretch"
         )
         a: dict[str, Any] = {"preemption_mode": mode_a}
-        for title, group in GROUPS.items():
-            with st.expander(title, expanded=title == "KV pool"):
-                for setting in group:
-                    a[setting.name] = _field(
-                        setting, defaults.get(setting.name), choices, preset
-                    )
-        with st.expander("B differs in"):
-            st.caption("Left alone, B is set like A.")
-            differs = _differences(choices)
-        with st.expander("Requests"):
-            shape = _shape_fields()
+        differs: dict[str, Any] = {}
+        shape = Shape()
+        if all_settings:
+            a |= _all_fields(defaults, choices, preset)
+            with st.expander("B differs in"):
+                st.caption("Left alone, B is set like A.")
+                differs = _differences(choices)
+            with st.expander("Requests"):
+                shape = _shape_fields()
     base = one_pool({**defaults, **a}, a)
     other = one_pool({**base, "preemption_mode": mode_b, **differs}, differs)
     return Choice(base, other, shape), pressed
+
+
+def _all_fields(
+    defaults: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...]], preset: str
+) -> dict[str, Any]:
+    """A's widgets, group by group, and their values."""
+    found: dict[str, Any] = {}
+    for title, group in GROUPS.items():
+        with st.expander(title, expanded=title == "KV pool"):
+            for setting in group:
+                found[setting.name] = _field(
+                    setting, defaults.get(setting.name), choices, preset
+                )
+    return found
 
 
 def one_pool(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

@@ -76,7 +76,7 @@ def _controls() -> tuple[Alignment, list[str]]:
             list(ROWS),
             format_func=lambda k: ROWS[str(k)],
             selection_mode="multi",
-            default=list(ROWS),
+            default=[key for key in ROWS if key != "host"],
             key="rows",
             label_visibility="collapsed",
             bind="query-params",

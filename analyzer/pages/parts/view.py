@@ -34,9 +34,9 @@ ROWS: dict[str, str] = {
     "tokens": "Tokens",
     "host": "Host",
 }
-POINTS = 1_600  # of a line: min and max per pixel of a wide screen
+POINTS = 900  # of a line: least and greatest value of every second or third pixel
 BUCKETS = 150  # of bars and areas
-CURSOR = 800  # places at which the cursor has readings
+CURSOR = 400  # places at which the cursor has readings
 _AXES: dict[Alignment, tuple[str, str, str, float, str]] = {
     "time": ("Time since the start", "s", ",.3f", 1.0, "s"),
     "step": ("Scheduler step", "", ",.0f", 1.0, "step"),
@@ -93,9 +93,24 @@ class Aligned:
 
         x_start and x_end are in `align`'s units: times `scale` for the axis' own.
         """
-        a, b = ((r.steps, r.requests) for r in (self.runs["A"], self.runs["B"]))
+        a, b = (self._tables(side, shown) for side in ("A", "B"))
         low, high = (v / self.scale for v in shown)
         return align(a, b, by=self.by, columns=columns, start=low, end=high, points=points)
+
+    def span(self, side: Side, shown: tuple[float, float]) -> tuple[int, int]:
+        """Rows of the steps that touch the shown part, and one more on either side: [first, stop)."""
+        first, stop = _inside(self.edges[side][:-1], shown)
+        return max(0, first - 2), stop + 1
+
+    def _tables(
+        self, side: Side, shown: tuple[float, float]
+    ) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """A run's steps and requests for `align`; by progress a step's place needs all before it."""
+        run = self.runs[side]
+        if self.by == "progress":
+            return run.steps, run.requests
+        first, stop = self.span(side, shown)
+        return run.steps.slice(first, stop - first), run.requests
 
 
 def timeline_rows(pair: Aligned, shown: tuple[float, float], which: Sequence[str]) -> list[Row]:
@@ -164,7 +179,7 @@ class _View:
 
     def any(self, side: Side, column: str) -> bool:
         """Whether the column is ever more than 0 in this run."""
-        return bool(self.pair.runs[side].steps[column].max() or 0)
+        return self.pair.runs[side].ever(column)
 
     def line(
         self,
@@ -207,9 +222,10 @@ class _View:
 
     def sums(self, side: Side, column: str) -> pl.DataFrame:
         start, end = self.shown
+        first, stop = self.pair.span(side, self.shown)
         return bucket_sums(
-            self.pair.edges[side][:-1],
-            self.values(side, column),
+            self.pair.edges[side][:-1][first:stop],
+            self.values(side, column)[first:stop],
             start=start,
             end=end,
             buckets=BUCKETS,
