@@ -121,7 +121,7 @@ def begin(s: Any, rules: Any, cost: Any) -> Any:
     c.num_finished = 0
     if not _room(s, rules):
         return _FLUSH
-    if _unfinished(s) == 0 and c.arrivals_now == 0:
+    if _unfinished(s) == 0 and c.arrivals_now == 0 and c.num_aborted == 0:
         if c.num_in_flight > 0:
             outputs.process(s, rules)
             return _DRAINED
@@ -134,11 +134,12 @@ def begin(s: Any, rules: Any, cost: Any) -> Any:
         if not _room(s, rules):
             return _FLUSH
         _arrive(s, rules)
-    c.num_aborted = 0
     while c.next_abort < c.num_aborts:
         r = s.requests[c.next_abort].abort_order
         if s.requests[r].abort_s > c.now_s:
             break
+        if not _room(s, rules):  # any number of waiting requests may be aborted at once
+            return _FLUSH
         c.next_abort += 1
         if abort(s, rules, r):
             s.requests[c.num_aborted].aborted = r
@@ -164,6 +165,7 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
         q = s.requests[s.noted[i].admitted]
         if q.num_preemptions == 0:
             q.first_scheduled_s = start
+    _count_copied(s, row)
     if rules.clock == _STEP:
         row.duration_s = 1.0
         row.stall_s = 0.0
@@ -189,6 +191,12 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     row.link_out_busy_s = _overlap(c.link_out_free_s, start, end)
     row.link_in_busy_s = _overlap(c.link_in_free_s, start, end)
     c.gpu_free_s = end
+
+
+@inlined
+def _count_copied(s: Any, row: Any) -> None:
+    """Sum into the step's row the bytes whose copies this step started."""
+    c = s.c[0]
     for i in range(c.num_event_rows - 1, -1, -1):
         e = s.event_rows[i]
         if e.step != c.step:
@@ -245,6 +253,7 @@ def finish(s: Any, rules: Any) -> Any:
     progress = fresh + c.num_finished + c.arrivals_now + c.num_aborted > 0
     c.idle_steps = 0 if progress else c.idle_steps + 1
     c.arrivals_now = 0
+    c.num_aborted = 0
     c.step += 1
     if rules.clock == _MODELLED:
         c.now_s = max(c.now_s, processed_end_s)

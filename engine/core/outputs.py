@@ -102,7 +102,7 @@ def _count(s: Any, rules: Any, row: Any) -> None:
         if s.requests[s.noted[i].admitted].num_preemptions > 0:
             resumed += 1
     row.num_admitted = c.num_admitted - resumed
-    row.num_resumed = resumed
+    row.num_resumed = resumed + c.num_returned
     row.num_preempted = c.num_preempted
     row.num_finished = 0
     row.cached_tokens = cached

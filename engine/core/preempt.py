@@ -232,14 +232,14 @@ def release_copies(s: Any, rules: Any) -> Any:
             continue
         if rules.caching:
             prefix.register_full(s, r, q.num_computed, rules.block_size)
-        run_again(s, r, _OUT)
+        run_again(s, r, _OUT, c.num_free)
         resumed += 1
     c.num_loads = kept
     return resumed
 
 
 @kernel
-def run_again(s: Any, r: Any, cached_tokens: Any) -> None:
+def run_again(s: Any, r: Any, cached_tokens: Any, free_before: Any) -> None:
     """Append request r, once a victim, to the running queue and note that it resumed."""
     c = s.c[0]
     q = s.requests[r]
@@ -247,4 +247,4 @@ def run_again(s: Any, r: Any, cached_tokens: Any) -> None:
     q.preempted_s += c.now_s - q.preempted_at_s
     s.seats[c.num_running].running = r
     c.num_running += 1
-    events.note(s, _K_RESUME, r, c.now_s, q.num_blocks, cached_tokens, c.num_free)
+    events.note(s, _K_RESUME, r, c.now_s, q.num_blocks, cached_tokens, free_before)

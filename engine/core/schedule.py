@@ -50,11 +50,12 @@ def schedule(s: Any, rules: Any, cost: Any) -> None:
     c.num_sched = 0
     c.num_admitted = 0
     c.num_preempted = 0
+    c.num_returned = 0
     c.num_evicted = 0
     c.waited_for_fence = 0
     c.stall_until_s = 0.0
     if c.num_fences + c.num_loads > 0:
-        release_copies(s, rules)
+        c.num_returned = release_copies(s, rules)
     budget = _grow(s, rules, cost)
     if c.num_preempted > 0 or c.waited_for_fence:
         return
@@ -221,10 +222,11 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
         total = _blocks_for(max(q.num_tokens, q.num_computed + new), rules)
         if total + watermark > c.num_free:
             break
+        free_before = c.num_free
         queues.swapped_remove(s, r)
         _claim_slot(s, r)
         _take_blocks(s, r, total)
-        _start_swap_in(s, rules, cost, r)
+        _start_swap_in(s, rules, cost, r, free_before)
         if rules.copy_async:
             q.status = _LOADING
             s.slots[c.num_loads].load = r
@@ -234,7 +236,7 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
             if rules.caching:
                 known = min(q.num_computed + new, q.num_tokens)
                 prefix.register_full(s, r, known, rules.block_size)
-            run_again(s, r, _ZERO)
+            run_again(s, r, _ZERO, free_before)
             _place(s, r, new, _ZERO)
             _note_admitted(s, r, _ZERO)
             budget -= new
@@ -242,7 +244,7 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
 
 
 @kernel
-def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any) -> None:
+def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any, free_before: Any) -> None:
     """Queue the copy of request r from the host into its new blocks."""
     c = s.c[0]
     q = s.requests[r]
@@ -255,7 +257,7 @@ def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any) -> None:
     q.swapped_bytes += moved
     if not rules.copy_async:
         c.stall_until_s = max(c.stall_until_s, q.ready_s)
-    i = events.note(s, _K_SWAP_IN, r, start, q.host_blocks, q.num_computed, c.num_free)
+    i = events.note(s, _K_SWAP_IN, r, start, q.host_blocks, q.num_computed, free_before)
     s.event_rows[i].bytes = moved
     s.event_rows[i].cost_s = duration
 
@@ -313,7 +315,7 @@ def _admit(s: Any, rules: Any, budget: Any) -> None:
         if rules.caching:
             prefix.register_full(s, r, min(hits * size + new, q.num_tokens), size)
         if q.num_preemptions > 0:
-            run_again(s, r, hits * size)
+            run_again(s, r, hits * size, free_before)
         else:
             q.status = _RUNNING
             s.seats[c.num_running].running = r

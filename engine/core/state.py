@@ -231,6 +231,7 @@ COUNTERS = np.dtype(
             "num_sched",
             "num_admitted",
             "num_preempted",
+            "num_returned",  # swapped requests whose copy back has ended by this step
             "num_finished",
             "num_aborted",
             "num_evicted",
