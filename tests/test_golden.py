@@ -118,7 +118,7 @@ def test_a_cancelled_step_leaves_no_phantom_blocks(tmp_path: Path) -> None:
     _, theirs = run_case(case, tmp_path / "a", settings.with_(compat=COMPAT))
     status, ours = run_case(case, tmp_path / "b", settings)
 
-    # (id, kind, cached tokens, tokens): 192 tokens of "low" were computed, 48 more only planned; the budget is 64.
+    # (id, kind, cached tokens, tokens): 192 tokens of "low" were computed, 48 more only planned; chunks are of 64.
     assert [a for r in theirs for a in r["admitted"] if a[1] == "resumed"] == [
         ["low", "resumed", 240, 32]
     ]

@@ -1,0 +1,316 @@
+"""Laws that hold after every phase of every run, over random small workloads.
+
+Preemption mode, copy mode, victim rule, policy, caching, asynchronous scheduling, clock and sizes of
+both pools are drawn; pools are so small that most runs preempt. Each example runs three times: phase
+by phase with every law checked, again the same way, and in chunks; the recordings must be equal.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from hypothesis import HealthCheck, given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from engine.config import EngineSettings, resolve
+from engine.core.state import NONE, Rules, State, Status
+from engine.decisions import waiting_order
+from engine.simulator import simulate, simulate_by_step
+from tests.engine_builders import SECONDS, make_request, make_trace
+from traces.recording import Recording, open_recording
+from traces.workload import Workload
+
+ENDED = {int(Status.FINISHED), int(Status.ABORTED), int(Status.REFUSED)}
+
+
+def check_pool(s: State, rules: Rules) -> None:
+    """used + free = pool; references = entries of held rows; the free queue is what nobody holds."""
+    c = s.c[0]
+    held = Counter[int]()
+    rows = [q for q in s.requests[:-1] if q["slot"] != NONE]
+    for q in rows:
+        held.update(int(b) for b in s.table[q["slot"], : q["num_blocks"]])
+    refs = {b: int(n) for b, n in enumerate(s.blocks["ref"]) if n}
+    assert refs == dict(held)
+    assert 0 not in held, "the null block was handed out"
+    queue, b = [], int(s.blocks["next"][0])
+    while b != 0:
+        queue.append(b)
+        assert len(queue) < rules.num_blocks, "the free queue is no ring"
+        b = int(s.blocks["next"][b])
+    assert len(queue) == c.num_free
+    assert set(queue) | set(refs) == set(range(1, rules.num_blocks))
+    assert not set(queue) & set(refs)
+    assert len({int(q["slot"]) for q in rows}) == len(rows)
+    assert len(rows) + c.num_slots == len(s.slots)
+
+
+def check_cache(s: State) -> None:
+    """Every cached block stands in the index or its owner's list exactly once; counts match."""
+    c = s.c[0]
+    cached = {int(b) for b in np.flatnonzero(s.blocks["key"])}
+    listed = []
+    for cell in s.index[s.index["block"] != 0]:
+        b = int(cell["block"])
+        while b != 0:
+            assert s.blocks["key"][b] == cell["key"]
+            assert s.blocks["owner"][b] == 0
+            listed.append(b)
+            b = int(s.blocks["same_next"][b])
+    for r, q in enumerate(s.requests[:-1]):
+        b = int(q["own_head"])
+        while b != 0:
+            assert s.blocks["owner"][b] == r + 1
+            listed.append(b)
+            b = int(s.blocks["same_next"][b])
+    assert sorted(listed) == sorted(cached)
+    used = sum(1 for b in cached if s.blocks["ref"][b] > 0)
+    assert (c.cached_used, c.cached_free) == (used, len(cached) - used)
+
+
+def check_host(s: State, rules: Rules) -> None:
+    """Host blocks held are what requests hold, and never more than there are."""
+    c = s.c[0]
+    held = int(s.requests["host_blocks"].sum())
+    assert rules.host_blocks - c.host_free == held
+    assert 0 <= c.host_free <= rules.host_blocks
+    fenced = s.requests["fenced"][s.requests["fenced"] > 0]
+    assert c.num_fences == len(fenced)
+    assert c.fenced_blocks == int((fenced - 1).sum()) <= rules.num_blocks - 1 - c.num_free
+
+
+def check_queues(s: State) -> None:
+    """Each request that has arrived and not ended is in exactly one queue, which its status names."""
+    c = s.c[0]
+    queues = {
+        Status.RUNNING: [int(r) for r in s.seats["running"][: c.num_running]],
+        Status.WAITING: waiting_order(s),
+        Status.SWAPPED: [int(r) for r in s.requests["swap_queue"][: c.num_swapped]],
+        Status.LOADING: [int(r) for r in s.slots["load"][: c.num_loads]],
+    }
+    assert len(queues[Status.WAITING]) == c.num_waiting
+    where = {}
+    for status, members in queues.items():
+        for r in members:
+            if status == Status.LOADING and s.requests["status"][r] in ENDED:
+                continue  # aborted while its copy runs; its blocks return with the copy
+            assert r not in where, f"request {r} is in two queues"
+            where[r] = status
+    for r, code in enumerate(s.requests["status"][:-1]):
+        status = Status(code)
+        wanted = Status.WAITING if status == Status.PREEMPTED else status
+        if r < c.next_arrival and code not in ENDED:
+            assert where.get(r) == wanted, f"request {r} is {status.name}"
+        else:
+            assert r not in where
+
+
+def check_step(s: State, rules: Rules) -> None:
+    """What one schedule() may do."""
+    c = s.c[0]
+    tokens = s.seats["sched_tok"][: c.num_sched]
+    assert tokens.sum() <= rules.token_budget
+    assert (tokens > 0).all()
+    ids = s.seats["sched_req"][: c.num_sched]
+    assert len(set(ids.tolist())) == c.num_sched
+    assert set(ids.tolist()) <= set(s.seats["running"][: c.num_running].tolist())
+    assert c.num_running + c.num_loads <= rules.max_num_seqs
+    if c.num_preempted:
+        assert c.num_admitted == 0
+    if rules.compat == 0:
+        needed = -(-s.requests["num_computed"][ids] // rules.block_size)
+        assert (needed <= s.requests["num_blocks"][ids]).all()
+
+
+def check_swap(s: State, before: dict[int, int]) -> dict[int, int]:
+    """A swapped request keeps its computed tokens until it runs again; returns them."""
+    now = {}
+    for r in np.flatnonzero(np.isin(s.requests["status"], (Status.SWAPPED, Status.LOADING))):
+        now[int(r)] = int(s.requests["num_computed"][r])
+        assert now[int(r)] > 0
+        if int(r) in before and s.requests["num_preemptions"][r] == before.get(-1 - int(r)):
+            assert now[int(r)] == before[int(r)]
+        now[-1 - int(r)] = int(s.requests["num_preemptions"][r])
+    return now
+
+
+def run_checked(workload: Workload, settings: EngineSettings, out: Path) -> Recording:
+    """Run phase by phase and hold every law after each; the recording, checked by its reader."""
+    rules = resolve(settings, concurrency=workload.concurrency).rules
+    clock, swapped = 0.0, {}
+    status = None
+    for phase, s, _ in simulate_by_step(workload, settings, out):
+        check_pool(s, rules)
+        check_cache(s)
+        check_host(s, rules)
+        check_queues(s)
+        if phase == "scheduled":
+            check_step(s, rules)
+        swapped = check_swap(s, swapped)
+        assert s.c[0].now_s >= clock, "the clock went back"
+        clock = float(s.c[0].now_s)
+        status = phase
+    assert status == "completed"
+    return open_recording(out)
+
+
+def check_recording(recording: Recording, workload: Workload, rules: Rules) -> None:
+    """Sums of steps, events and requests agree, and every request has ended."""
+    steps, events, requests = recording.steps, recording.events, recording.requests
+    kinds = Counter(events["kind"].cast(pl.String).to_list())
+    statuses = Counter(requests["status"].cast(pl.String).to_list())
+    assert recording.complete
+    assert sorted(requests["request_id"]) == sorted(workload.table["request_id"])
+    assert set(statuses) <= {"finished", "aborted", "refused"}
+    assert kinds["arrive"] == len(workload)
+    assert statuses["finished"] == kinds["finish"] == steps["num_finished"].sum()
+    assert statuses["aborted"] == kinds["abort"]
+    assert statuses["refused"] == kinds["refuse"]
+    assert steps["num_admitted"].sum() == kinds["admit"]
+    assert steps["num_resumed"].sum() == kinds["resume"]
+    assert steps["num_preempted"].sum() == kinds["preempt"] == requests["num_preemptions"].sum()
+    assert steps["recomputed_tokens"].sum() == requests["recomputed_tokens"].sum()
+    assert steps["cached_tokens"].sum() == requests["cached_tokens"].sum()
+    assert (steps["host_used_blocks"] <= rules.host_blocks).all()
+    for kind, column in (("swap_out", "swap_out_bytes"), ("swap_in", "swap_in_bytes")):
+        moved = events.filter(pl.col("kind").cast(pl.String) == kind)["bytes"].sum()
+        assert steps[column].sum() == moved
+    assert requests["swapped_bytes"].sum() == (
+        steps["swap_out_bytes"].sum() + steps["swap_in_bytes"].sum()
+    )
+    modes = events.filter(pl.col("kind").cast(pl.String) == "preempt").select(
+        pl.col("mode_asked", "mode_used").cast(pl.String)
+    )
+    asked = "swap" if rules.mode else "recompute"
+    assert set(modes["mode_asked"]) <= {asked}
+    assert (modes["mode_used"] == "swap").sum() == kinds["swap_out"]
+    done = requests.filter(pl.col("status").cast(pl.String) == "finished")
+    asked_for = dict(workload.table.select("request_id", "output_tokens").iter_rows())
+    prompts = dict(workload.table.select("request_id", "prompt_tokens").iter_rows())
+    for id, made in done.select("request_id", "output_tokens").iter_rows():
+        assert made == min(asked_for[id], rules.max_model_len - prompts[id])
+
+
+@st.composite
+def worlds(draw: st.DrawFn) -> tuple[Workload, EngineSettings]:
+    """A workload and settings with a pool of 1 to 10 blocks."""
+
+    def pick(*values: Any) -> Any:
+        return draw(st.sampled_from(values))
+
+    def number(low: int, high: int) -> int:
+        return draw(st.integers(low, high))
+
+    size, blocks, seqs = pick(1, 2, 4), number(1, 10), pick(1, 2, 3, 8)
+    room = size * blocks
+    closed = pick(None, None, None, 1, 3)
+    priority = pick(False, True)
+    requests = []
+    for i in range(number(1, 9)):
+        prompt = number(1, room + 1 if number(0, 9) == 0 else max(1, room * 2 // 3))
+        more: dict[str, Any] = {}
+        if number(0, 6) == 0 and closed is None:
+            more["abort"] = number(0, 25)
+        requests.append(
+            make_request(
+                f"r{i}",
+                prompt,
+                number(1, max(1, room - prompt + pick(0, 0, 0, 2))),
+                0 if closed is not None else pick(0, 0, 1, 2, number(0, 30)),
+                priority=number(0, 2) if priority else 0,
+                prefix=[number(0, 1) for _ in range(number(0, 4))],
+                **more,
+            )
+        )
+        if "abort" in more:
+            requests[-1]["abort"] += requests[-1]["arrival"]
+    clock = pick("modelled", "step") if closed is None else "modelled"
+    rules = ["last", "fewest-computed", "most-blocks", *(["priority"] if priority else [])]
+    settings = EngineSettings(
+        num_gpu_blocks=blocks + 1,
+        block_size=size,
+        max_num_seqs=seqs,
+        max_num_batched_tokens=max(seqs, pick(1, 3, 8, 64)),
+        max_model_len=max(2, pick(room, room + 3, 10 * room)),
+        enable_prefix_caching=pick(False, True),
+        long_prefill_token_threshold=pick(0, 0, 2, 5),
+        policy="priority" if priority else "fcfs",
+        watermark=pick(0.0, 0.0, 0.2),
+        scheduler_reserve_full_isl=pick(True, True, False),
+        async_scheduling=pick(False, True),
+        preemption_mode=pick("swap", "swap", "recompute"),
+        victim=pick(None, *rules),
+        num_host_blocks=pick(0, 1, 3, 8, 40),
+        copy_mode=pick("blocking", "async"),
+        clock=clock,
+        livelock_steps=300,
+        cost_overrides={
+            **SECONDS,
+            "contention_in": pick(1.0, 0.5),
+            "link_in_bytes_per_s": pick(1.0, 9.0),
+            "link_out_bytes_per_s": pick(0.3, 9.0),
+        },
+    )
+    workload = make_trace(
+        *requests, prefix_block_tokens=pick(size, size + 1, 2), concurrency=closed
+    )
+    return workload, settings
+
+
+def rows_of(recording: Recording) -> list[pl.DataFrame]:
+    return [recording.steps, recording.events, recording.requests.sort("request_id")]
+
+
+@given(worlds())
+@hypothesis_settings(
+    max_examples=120,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+def test_every_law_holds_after_every_phase(world: tuple[Workload, EngineSettings]) -> None:
+    workload, settings = world
+    rules = resolve(settings, concurrency=workload.concurrency).rules
+    with tempfile.TemporaryDirectory() as folder:
+        by_step = run_checked(workload, settings, Path(folder) / "a")
+        again = run_checked(workload, settings, Path(folder) / "b")
+        result = simulate(workload, settings, Path(folder) / "c")
+        in_chunks = open_recording(result.path)
+
+        assert result.status == "completed"
+        check_recording(by_step, workload, rules)
+        for one, two, three in zip(
+            rows_of(by_step), rows_of(again), rows_of(in_chunks), strict=True
+        ):
+            assert one.equals(two), "one seed gave two recordings"
+            assert one.equals(three), "chunks and single steps differ"
+
+
+@pytest.mark.parametrize("copy_mode", ["blocking", "async"])
+def test_the_laws_are_tried_under_swapping(copy_mode: str, tmp_path: Path) -> None:
+    requests = [make_request(f"r{i}", 3 + i % 5, 12, i) for i in range(8)]
+    settings = EngineSettings(
+        num_gpu_blocks=9,
+        block_size=2,
+        max_num_seqs=8,
+        max_num_batched_tokens=64,
+        max_model_len=64,
+        preemption_mode="swap",
+        num_host_blocks=12,
+        copy_mode=copy_mode,
+        cost_overrides=SECONDS,
+    )
+
+    recording = run_checked(make_trace(*requests), settings, tmp_path / "out")
+
+    kinds = Counter(recording.events["kind"].cast(pl.String).to_list())
+    assert kinds["swap_out"] > 3
+    assert kinds["swap_in"] == kinds["swap_out"]
+    assert kinds["finish"] == 8
