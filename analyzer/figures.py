@@ -333,7 +333,7 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
     return {
         "template": theme.template,
         "paper_bgcolor": clear,
-        "plot_bgcolor": clear,
+        "plot_bgcolor": theme.ground,  # the cursor's line gets a halo of this colour
         "font": {"family": family, "color": theme.text, "size": 12},
         "height": inner_px + TOP_PX + BOTTOM_PX,
         "margin": {"l": LEFT_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},

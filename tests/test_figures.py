@@ -273,3 +273,9 @@ def test_bytes_are_said_in_binary_units(value: float | None, expected: str) -> N
 )
 def test_numbers_keep_about_three_digits(value: float, expected: str) -> None:
     assert three_digits(value) == expected
+
+
+def test_the_cursor_has_a_halo_of_the_ground_and_not_of_white() -> None:
+    fig = timeline([make_row()], AXIS, NAMES, DARK)
+
+    assert fig.layout.plot_bgcolor == DARK.ground

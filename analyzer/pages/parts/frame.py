@@ -18,6 +18,7 @@ _CSS = """
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
 .st-key-verdict p {{ font-size: 1.05rem; }}
 .st-key-zoom {{ display: none; }}
+[data-testid="stCaptionContainer"] {{ opacity: 1 !important; }}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted} !important; }}
 [data-testid="stButtonGroup"] button[aria-checked="true"] p, [data-testid="stButtonGroup"] button[aria-pressed="true"] p {{ color: {chosen}; }}
 .kv-cards {{ display: grid; gap: 0.6rem; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }}

@@ -165,7 +165,7 @@ def _change(row: dict[str, Any]) -> str:
         return "no difference"
     arrow = "▲" if delta > 0 else "▼"
     if row["metric"].endswith("_frac"):
-        return f"{arrow} {abs(delta) * 100:.1f} points {word}".strip()
+        return f"{arrow} {three_digits(abs(delta) * 100)} points {word}".strip()
     if row["delta_frac"] is None:
         return f"{arrow} from 0 {word}".strip()
     return f"{arrow} {abs(row['delta_frac']) * 100:,.1f} % {word}".strip()
