@@ -9,6 +9,7 @@ and dashed (bars: plain and hatched).
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -191,7 +192,7 @@ def _legend_traces(names: Mapping[Side, str], theme: Theme) -> list[dict[str, An
             "mode": "lines",
             "x": [None],
             "y": [None],
-            "name": f"{side} · {name}",
+            "name": f"{side} · {html.escape(name)}",  # a recording may say anything
             "line": pen(side, "main", theme),
             "hoverinfo": "skip",
             "showlegend": True,

@@ -279,3 +279,9 @@ def test_the_cursor_has_a_halo_of_the_ground_and_not_of_white() -> None:
     fig = timeline([make_row()], AXIS, NAMES, DARK)
 
     assert fig.layout.plot_bgcolor == DARK.ground
+
+
+def test_markup_in_a_runs_name_stays_text() -> None:
+    fig = timeline([make_row()], AXIS, {"A": "<a href='x'>swap</a>"}, LIGHT)
+
+    assert fig.data[0].name == "A · &lt;a href=&#x27;x&#x27;&gt;swap&lt;/a&gt;"

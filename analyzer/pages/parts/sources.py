@@ -165,9 +165,7 @@ def _recent(store: Store) -> None:
         id_ = st.selectbox(
             "Opened before",
             list(by_id),
-            format_func=lambda k: (
-                f"{plain(by_id[k].name)} ({by_id[k].num_bytes / 2**20:,.1f} MiB)"
-            ),
+            format_func=lambda k: f"{by_id[k].name} ({by_id[k].num_bytes / 2**20:,.1f} MiB)",
             key="recent_file",
         )
         left, right = st.columns(2)
