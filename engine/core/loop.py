@@ -255,6 +255,7 @@ def finish(s: Any, rules: Any) -> Any:
     c.arrivals_now = 0
     c.num_aborted = 0
     c.step += 1
+    c.num_steps += 1
     if rules.clock == _MODELLED:
         c.now_s = max(c.now_s, processed_end_s)
     else:
@@ -275,7 +276,7 @@ def finish(s: Any, rules: Any) -> Any:
                 c.now_s = max(c.now_s, t)
     if c.idle_steps >= rules.livelock_steps:
         return _LIVELOCK
-    if c.step >= rules.max_steps:
+    if c.num_steps >= rules.max_steps:
         return _MAX
     return _MORE
 

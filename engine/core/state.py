@@ -228,6 +228,7 @@ COUNTERS = np.dtype(
             "next_abort",
             "num_ended",
             "step",
+            "num_steps",  # steps taken; on the step clock `step` jumps with the arrivals
             "num_sched",
             "num_admitted",
             "num_preempted",
