@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -29,6 +30,11 @@ COPY_MODES = ("blocking", "async")
 CLOCKS = ("modelled", "step", "latency")
 COMPAT = ("vllm-0.26",)
 DEFAULT_MODEL_LEN = 131_072
+MAX_BLOCKS = 1 << 26  # the core keeps some 80 bytes a block
+_MOST = 1 << 30  # step rows count tokens and blocks in 32 bits
+# Settings whose None means: vLLM's default, derived, or no limit.
+_DERIVED = ("num_gpu_blocks", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_host_blocks", "max_steps")  # fmt: skip
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")  # fmt: skip
 
 # Keys of the parity harness's settings.json that mean the same under another name, and those that
 # only steer the harness itself.
@@ -93,17 +99,46 @@ def _one_of(name: str, value: Any, valid: tuple[str, ...]) -> None:
         raise SettingsError(f"{name} {value!r} is not known. Choose one of {', '.join(valid)}.")
 
 
-def _at_least(name: str, value: Any, least: int) -> None:
-    if value is None:
+def _whole(name: str, value: Any, least: int, most: int) -> None:
+    """Raise unless the value is a whole number in the range, or None where None has a meaning."""
+    if value is None and name in _DERIVED:
         return
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise SettingsError(
             f"{name} must be a whole number of at least {least}, not {value!r}."
         )
+    if value > most:
+        raise SettingsError(f"{name} must be at most {most:,}, not {value:,}.")
+
+
+def _is_number(value: Any) -> bool:
+    return (
+        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    )
+
+
+def _check_types(s: EngineSettings) -> None:
+    """Raise SettingsError where a value is of another kind than its setting."""
+    for name in _SWITCHES:
+        if not isinstance(getattr(s, name), bool):
+            raise SettingsError(f"{name} must be true or false, not {getattr(s, name)!r}.")
+    for name in ("model", "device", "kv_cache_dtype", "weight_dtype"):
+        if not isinstance(getattr(s, name), (str, Path)):
+            raise SettingsError(f"{name} must be a name, not {getattr(s, name)!r}.")
+    ms = s.latency_ms
+    if not isinstance(ms, (list, tuple)) or len(ms) != 3 or not all(map(_is_number, ms)) or min(ms) < 0:  # fmt: skip
+        raise SettingsError(
+            f"latency_ms must be three numbers of at least 0 (a step, a prefill token, a decoding request), not {ms!r}."
+        )
+    if not isinstance(s.cost_overrides, Mapping):
+        raise SettingsError(
+            f"cost_overrides must map names to numbers, not be {s.cost_overrides!r}."
+        )
 
 
 def _check(s: EngineSettings) -> None:
     """Raise SettingsError at the first setting that cannot be."""
+    _check_types(s)
     _one_of("policy", s.policy, POLICIES)
     _one_of("preemption_mode", s.preemption_mode, PREEMPTION_MODES)
     _one_of("copy_path", s.copy_path, COPY_PATHS)
@@ -117,37 +152,34 @@ def _check(s: EngineSettings) -> None:
             )
     if s.compat is not None:
         _one_of("compat", s.compat, COMPAT)
-    if s.num_gpu_blocks is not None and s.num_gpu_blocks < 2:
+    if isinstance(s.num_gpu_blocks, int) and s.num_gpu_blocks < 2:
         raise SettingsError(
             f"num_gpu_blocks {s.num_gpu_blocks} leaves no block to use: one is vLLM's null block. Give 2 or more."
         )
     if s.num_gpu_blocks is not None and s.kv_tokens is not None:
         raise SettingsError("num_gpu_blocks and kv_tokens both set the pool. Give one of them.")
-    for name, least in (
-        ("num_gpu_blocks", 2),
-        ("kv_tokens", 1),
-        ("block_size", 1),
-        ("max_num_seqs", 1),
-        ("max_num_batched_tokens", 1),
-        ("max_model_len", 2),
-        ("long_prefill_token_threshold", 0),
-        ("num_host_blocks", 0),
-        ("tensor_parallel_size", 1),
-        ("livelock_steps", 1),
-        ("max_steps", 1),
+    for name, least, most in (
+        ("num_gpu_blocks", 2, MAX_BLOCKS),
+        ("kv_tokens", 1, _MOST),
+        ("block_size", 1, _MOST),
+        ("max_num_seqs", 1, 65_536),
+        ("max_num_batched_tokens", 1, _MOST),
+        ("max_model_len", 2, _MOST),
+        ("long_prefill_token_threshold", 0, _MOST),
+        ("num_host_blocks", 0, _MOST),
+        ("tensor_parallel_size", 1, 1024),
+        ("livelock_steps", 1, _MOST),
+        ("max_steps", 1, UNLIMITED),
+        ("seed", 0, UNLIMITED),
     ):
-        _at_least(name, getattr(s, name), least)
+        _whole(name, getattr(s, name), least, most)
     for name, low, high in (
         ("watermark", 0.0, 1.0),
         ("gpu_memory_utilization", 0.0, 1.0),
         ("host_gib", 0.0, 1e6),
     ):
         value = getattr(s, name)
-        if (
-            isinstance(value, bool)
-            or not isinstance(value, (int, float))
-            or not low <= value <= high
-        ):
+        if not _is_number(value) or not low <= value <= high:
             raise SettingsError(f"{name} must lie between {low:g} and {high:g}, not {value!r}.")
 
 
@@ -209,6 +241,10 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
             host = host_blocks(
                 model, s.host_gib, tp=tp, kv_dtype=s.kv_cache_dtype, block_size=s.block_size
             )
+    if blocks > MAX_BLOCKS:
+        raise SettingsError(
+            f"the pool would have {blocks:,} blocks, and at most {MAX_BLOCKS:,} can be simulated. Use larger blocks or less memory."
+        )
     cost = make_cost_params(
         model,
         device,
@@ -299,7 +335,7 @@ def settings_from_file(path: str | Path, base: EngineSettings | None = None) -> 
     for key, value in document.items():
         name = _ALIASES.get(key, key)
         if name in known:
-            changes[name] = tuple(value) if name == "latency_ms" else value
+            changes[name] = tuple(value) if isinstance(value, list) else value
         elif key == "offload":
             if value is not None:
                 raise SettingsError(
@@ -318,5 +354,5 @@ def settings_from_file(path: str | Path, base: EngineSettings | None = None) -> 
         base = replace(base, kv_tokens=None)
     try:
         return replace(base or EngineSettings(), **changes)
-    except TypeError as error:
-        raise SettingsError(f"{path.name}: {error}.") from None
+    except SettingsError as error:
+        raise SettingsError(f"{path.name}: {error}") from None
