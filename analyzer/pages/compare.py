@@ -11,7 +11,7 @@ from typing import Any
 import streamlit as st
 
 from analyzer.compare import Comparison
-from analyzer.pages.parts import state
+from analyzer.pages.parts import state, warm_core
 from analyzer.pages.parts.frame import style
 from analyzer.pages.parts.job_panel import job_section
 from analyzer.pages.parts.jobs import Job, Progress
@@ -54,6 +54,7 @@ def page() -> None:
         _result(store, source)
     with st.sidebar, guarded():
         _settings(store, source, workload)
+    warm_core.start()
 
 
 # ---- choose -----------------------------------------------------------------------------------

@@ -354,7 +354,7 @@ def mix(a: Any, b: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-if numba.config.DISABLE_JIT:  # as plain Python, NumPy warns of what is meant: arithmetic modulo 2**64
+if getattr(numba.config, "DISABLE_JIT", 0):  # as plain Python, NumPy warns of what is meant: arithmetic modulo 2**64
     mix = np.errstate(over="ignore")(mix)
 
 

@@ -34,10 +34,7 @@ def _bars() -> None:
     with st.container(border=True, key="replaying"):
         st.markdown("**Replaying both sides.** What is shown below is still the last result.")
         for side, progress in job.progress.items():
-            words = progress.text or "waiting"
-            if progress.text == "starting":
-                words = "preparing the simulator; the first time on a machine it is compiled, which takes about a minute"
-            st.progress(progress.done_frac, text=f"{side}: {words}")
+            st.progress(progress.done_frac, text=f"{side}: {progress.text or 'waiting'}")
         if st.button("Cancel", key="cancel_job"):
             job.cancel()
             state.set_job(None)

@@ -15,6 +15,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from analyzer.pages.parts import warm_core
 from analyzer.pages.parts.jobs import Cancelled, Report
 from analyzer.pages.parts.settings_form import Choice, Shape
 from analyzer.pages.parts.store import Store
@@ -22,6 +23,7 @@ from traces.schema import CLOSED_FILE, SCHEMA_VERSION
 from traces.workload import Workload
 
 SIDES = ("A", "B")
+COMPILING = "compiling the simulator, once for this machine: about half a minute"
 
 
 def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:
@@ -92,6 +94,10 @@ def _replay(
         return id_
     part = target.with_name(f".part-{uuid.uuid4().hex}")
     try:
+        while not warm_core.compiled():
+            report(side, 0.0, COMPILING)
+            if cancelled():
+                return ""
         report(side, 0.0, "starting")
         simulate(
             workload, chosen, part,
