@@ -58,14 +58,33 @@ def give_verdict(
     changed = [f for f in facts if f.verdict != "no difference"]
     names = side_names(a, b)
     in_steps = a.meta.clock == "step"
-    if changed:
+    if not figures_a["num_finished"] and not figures_b["num_finished"]:
+        text = _nothing_ran(condition, figures_a)
+    elif changed:
         text = f"At {condition}, {names[1]} {_clauses(changed, in_steps)} against {names[0]}."
     else:
         text = f"At {condition}, there is no difference between {names[0]} and {names[1]}{_because(facts, in_steps)}."
-    asides = [_quiet(a, b, figures_a, figures_b), text, _unlike_ends(figures_a, figures_b)]
+    asides = [text]
+    if figures_a["num_finished"] or figures_b["num_finished"]:
+        asides = [
+            _quiet(a, b, figures_a, figures_b),
+            text,
+            _refused(figures_a, figures_b),
+            _unlike_ends(figures_a, figures_b),
+        ]
     why = " ".join(t for t in (_spent("A", a, figures_a), _spent("B", b, figures_b)) if t)
     return Verdict(
         " ".join(t for t in asides if t), why, _winner(changed), condition, tuple(facts)
+    )
+
+
+def _nothing_ran(condition: str, figures: Mapping[str, Any]) -> str:
+    """What to say where there is nothing to compare."""
+    refused, asked = figures["num_refused"], figures["num_requests"]
+    if refused == asked:
+        return f"At {condition}, nothing ran: all {asked:,} requests were refused, since none can ever fit. Give a larger pool, or look at the reasons in the events."
+    return (
+        f"At {condition}, no request finished on either side, so there is nothing to compare."
     )
 
 
@@ -134,7 +153,7 @@ def describe_condition(a: Meta, b: Meta, pool_a: int, pool_b: int) -> str:
     Of two sides that copy, only what they share is said here; what differs is in their names.
     """
     pools = (
-        f"{pool_a:,} blocks"
+        f"{pool_a:,} block{'' if pool_a == 1 else 's'}"
         if pool_a == pool_b
         else f"{pool_a:,} (A) and {pool_b:,} (B) blocks"
     )
@@ -258,6 +277,17 @@ def _quiet(
     where = "in either run" if len(calm) == 2 else f"in {calm[0][0]}"
     peak = _percent(fig["peak_used_frac"])
     return f"No preemption {where}; peak use {peak} of {rec.pool_blocks:,} blocks."
+
+
+def _refused(figures_a: Mapping[str, Any], figures_b: Mapping[str, Any]) -> str:
+    """A sentence where requests were refused."""
+    a, b = figures_a["num_refused"], figures_b["num_refused"]
+    if not a and not b:
+        return ""
+    asked = f"of {figures_a['num_requests']:,} requests"
+    if a == b:
+        return f"Both refused {a:,} {asked}: they can never fit."
+    return f"A refused {a:,} and B {b:,} {asked}: they can never fit."
 
 
 def _unlike_ends(figures_a: Mapping[str, Any], figures_b: Mapping[str, Any]) -> str:

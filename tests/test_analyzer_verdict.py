@@ -55,6 +55,7 @@ def sentence(
     preemptions: tuple[int, int] = (5, 5),
     peak: float = 1.0,
     finished: tuple[int, int] = (9, 9),
+    refused: tuple[int, int] = (0, 0),
 ) -> Verdict:
     """The verdict on rows of (metric, a, b, verdict)."""
     table = pl.DataFrame(
@@ -75,13 +76,15 @@ def sentence(
             "num_preemptions": n,
             "peak_used_frac": peak,
             "num_finished": f,
+            "num_refused": r,
+            "num_requests": 9,
             "recomputed_tokens": 30,
             "recomputed_frac": 0.06,
             "swap_out_bytes": side * 8_000_000_000,
             "swap_in_bytes": side * 7_000_000_000,
             "stall_s": 1.25,
         }
-        for side, (n, f) in enumerate(zip(preemptions, finished, strict=True))
+        for side, (n, f, r) in enumerate(zip(preemptions, finished, refused, strict=True))
     ]
     return give_verdict(*runs, *figures, table)
 
@@ -221,3 +224,26 @@ def test_a_step_clock_counts_in_steps_and_names_no_link(tmp_path: Path) -> None:
         found.text
         == "At 10 blocks, in steps, B (a) finishes 10 % sooner (100 -> 90.0 steps) against A (a)."
     )
+
+
+def test_refused_requests_are_counted_beside_the_outcome(
+    runs: tuple[Recording, Recording],
+) -> None:
+    rows = [("duration_s", 500.0, 497.0, "better")]
+
+    both = sentence(runs, rows, refused=(2, 2), finished=(7, 7)).text
+    unlike = sentence(runs, rows, refused=(2, 3), finished=(7, 7)).text
+
+    assert both.endswith("Both refused 2 of 9 requests: they can never fit.")
+    assert unlike.endswith("A refused 2 and B 3 of 9 requests: they can never fit.")
+
+
+def test_runs_that_refused_everything_are_not_called_alike(
+    runs: tuple[Recording, Recording],
+) -> None:
+    rows = [("duration_s", 1.0, 1.0, "no difference")]
+
+    found = sentence(runs, rows, refused=(9, 9), finished=(0, 0), preemptions=(0, 0)).text
+
+    assert "nothing ran: all 9 requests were refused" in found
+    assert "no difference" not in found
