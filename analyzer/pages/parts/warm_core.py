@@ -22,7 +22,10 @@ def start() -> subprocess.Popen[bytes] | None:
     assert spec is not None
     assert spec.origin is not None
     package = Path(spec.origin).parent
-    if any(package.glob("__pycache__/loop.run_chunk*.nbi")):
+    sources = [*package.glob("*.py"), package.parent / "cost_model.py"]
+    changed = max(source.stat().st_mtime for source in sources)
+    kept = package.glob("__pycache__/core-*/**/loop.run_chunk*.nbi")
+    if any(compiled.stat().st_mtime > changed for compiled in kept):
         return None
     return subprocess.Popen(
         [sys.executable, "-m", "engine", "warm-up"],
