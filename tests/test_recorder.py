@@ -19,20 +19,20 @@ from traces.recording import open_recording
 from traces.workload import Workload
 
 ROOT = Path(__file__).parent.parent
-# A run that never ends by itself, with small parts; it says so when two parts of steps are there.
-ENDLESS = """
-import sys
+# A run with small parts that stands still, midway, when two parts of steps are there.
+HALTED = """
+import sys, time
 from pathlib import Path
 import engine.recorder, engine.simulator
 engine.recorder.PART_ROWS = 2_000
 engine.simulator.CHUNK_STEPS = 1_000
 from tests.engine_builders import make_request, make_settings, make_trace
 out = Path(sys.argv[1])
-trace = make_trace(*[make_request(f"r{i}", 7, 5, 3 * i) for i in range(400_000)])
-said = []
+trace = make_trace(*[make_request(f"r{i}", 7, 5, 3 * i) for i in range(5_000)])
 def look(progress):
-    if not said and (out / "steps" / "part-00001.parquet").exists():
-        said.append(print("two parts", flush=True))
+    if (out / "steps" / "part-00001.parquet").exists():
+        print("two parts", flush=True)
+        time.sleep(600)
 engine.simulator.simulate(trace, make_settings(), out, progress=look)
 """
 
@@ -44,7 +44,7 @@ def some(n: int = 5) -> Workload:
 def test_a_killed_writer_leaves_a_readable_recording_with_a_note(tmp_path: Path) -> None:
     out = tmp_path / "out"
     with subprocess.Popen(
-        [sys.executable, "-c", ENDLESS, str(out)], cwd=ROOT, stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", HALTED, str(out)], cwd=ROOT, stdout=subprocess.PIPE, text=True
     ) as writer:
         assert writer.stdout is not None
         assert writer.stdout.readline() == "two parts\n"

@@ -278,7 +278,7 @@ def test_one_seed_gives_one_recording_row_for_row(seed: int, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("copy_mode", ["blocking", "async"])
 def test_the_laws_are_tried_under_swapping(copy_mode: str, tmp_path: Path) -> None:
-    requests = [make_request(f"r{i}", 3 + i % 5, 12, i) for i in range(8)]
+    requests = [make_request(f"r{i}", 3 + i % 5, 9, i) for i in range(8)]
     settings = EngineSettings(
         num_gpu_blocks=9,
         block_size=2,
