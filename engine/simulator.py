@@ -11,6 +11,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, begin, finish, run_chunk
 from engine.core.state import State, make_state
 from engine.recorder import Recorder, prepare_directory
-from traces.errors import SettingsError
+from traces.errors import RecordingError, SettingsError
 from traces.workload import Workload
 
 CHUNK_STEPS = 8_000
@@ -146,6 +147,20 @@ def warm_up() -> float:
     return time.perf_counter() - started
 
 
+@contextmanager
+def _writing(directory: Path) -> Iterator[None]:
+    """Turn a disk that does not take a part into a sentence; earlier parts stay readable."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingError(
+            directory,
+            "",
+            f"could not write a part of the recording ({error.strerror})",
+            "What was recorded before is readable. Make room, or give another --out directory.",
+        ) from error
+
+
 class _Run:
     """One run in progress: the state, its recorder, and the books of both."""
 
@@ -174,7 +189,8 @@ class _Run:
         steps = s.step_rows[: c.num_step_rows]
         self.preemptions += int(steps["num_preempted"].sum())
         self.steps += len(steps)
-        self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
+        with _writing(self.recorder.directory):
+            self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
         c.num_step_rows = c.num_event_rows = 0
 
     def progress(self) -> Progress:
@@ -190,7 +206,8 @@ class _Run:
         if c.num_ended < len(self.ids):
             ended = np.isin(self.state.requests["status"][:-1], (6, 7, 8))
             self.recorder.add_requests(np.flatnonzero(~ended), self.state.requests)
-        self.recorder.close(status)
+        with _writing(self.recorder.directory):
+            self.recorder.close(status)
         return SimulationResult(
             self.recorder.directory,
             status,

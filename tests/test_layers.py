@@ -73,7 +73,12 @@ def test_figures_compute_nothing_with_tables_of_their_own(path: Path) -> None:
 
 @pytest.mark.parametrize(
     "statement",
-    ["import app", "import analyzer.pages.compare", "import engine.__main__", "import traces.open"],
+    [
+        "import app",
+        "import analyzer.pages.compare",
+        "import engine.__main__",
+        "import traces.open",
+    ],
 )
 def test_opening_imports_no_torch_and_no_compiler(statement: str) -> None:
     heavy = ("torch", "numba")

@@ -119,7 +119,11 @@ class Workload:
             )
         base = float(cut["arrival_s"][0])
         cut = cut.with_columns(pl.col("arrival_s") - base, pl.col("abort_s") - base)
-        return replace(self, table=cut, name=f"{self.name} [{start_s:g}:{'' if end_s is None else f'{end_s:g}'}]")
+        return replace(
+            self,
+            table=cut,
+            name=f"{self.name} [{start_s:g}:{'' if end_s is None else f'{end_s:g}'}]",
+        )
 
     def head(self, n: int) -> Workload:
         """The first n requests."""
@@ -128,12 +132,19 @@ class Workload:
     def scale_rate(self, factor: float) -> Workload:
         """The same requests, arriving `factor` times as fast. Raises WorkloadError."""
         if not (factor > 0 and np.isfinite(factor)):
-            raise WorkloadError(self.name, "rate scale", f"{factor!r} is not a positive number", "Give a factor such as 0.5 or 2.")
+            raise WorkloadError(
+                self.name,
+                "rate scale",
+                f"{factor!r} is not a positive number",
+                "Give a factor such as 0.5 or 2.",
+            )
         if factor == 1:
             return self
         return replace(
             self,
-            table=self.table.with_columns(pl.col("arrival_s") / factor, pl.col("abort_s") / factor),
+            table=self.table.with_columns(
+                pl.col("arrival_s") / factor, pl.col("abort_s") / factor
+            ),
             name=f"{self.name} x{factor:g}",
         )
 
@@ -175,7 +186,12 @@ def make_workload(
     frame = pl.DataFrame({k: columns[k] for k in columns})
     n = frame.height
     if n == 0:
-        raise WorkloadError(name, "", "no request is left to replay", "Check the file, its filters and the rows that were dropped.")
+        raise WorkloadError(
+            name,
+            "",
+            "no request is left to replay",
+            "Check the file, its filters and the rows that were dropped.",
+        )
     fill: list[Any] = []
     for col, dtype in WORKLOAD_SCHEMA.items():
         if col in frame.columns:
@@ -221,17 +237,44 @@ def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
         return int(hit[0]) if len(hit) else None
 
     checks = (
-        ("arrival_s", ~table["arrival_s"].is_finite(), "is not a finite time", "Correct or remove the row."),
-        ("prompt_tokens", table["prompt_tokens"] < 1, "has a prompt of less than one token", "Remove the row, or map the right column to prompt tokens."),
-        ("output_tokens", table["output_tokens"] < 1, "asks for less than one output token", "Rows that failed or produced nothing cannot be replayed: remove them."),
-        ("prompt_tokens", table["prompt_tokens"] > MAX_TOKENS, f"has a prompt of more than {MAX_TOKENS:,} tokens", "Check which column holds the prompt length, and its unit."),
-        ("output_tokens", table["output_tokens"] > MAX_TOKENS, f"asks for more than {MAX_TOKENS:,} output tokens", "Check which column holds the output length, and its unit."),
+        (
+            "arrival_s",
+            ~table["arrival_s"].is_finite(),
+            "is not a finite time",
+            "Correct or remove the row.",
+        ),
+        (
+            "prompt_tokens",
+            table["prompt_tokens"] < 1,
+            "has a prompt of less than one token",
+            "Remove the row, or map the right column to prompt tokens.",
+        ),
+        (
+            "output_tokens",
+            table["output_tokens"] < 1,
+            "asks for less than one output token",
+            "Rows that failed or produced nothing cannot be replayed: remove them.",
+        ),
+        (
+            "prompt_tokens",
+            table["prompt_tokens"] > MAX_TOKENS,
+            f"has a prompt of more than {MAX_TOKENS:,} tokens",
+            "Check which column holds the prompt length, and its unit.",
+        ),
+        (
+            "output_tokens",
+            table["output_tokens"] > MAX_TOKENS,
+            f"asks for more than {MAX_TOKENS:,} output tokens",
+            "Check which column holds the output length, and its unit.",
+        ),
     )
     for column, bad, fault, remedy in checks:
         row = first(bad)
         if row is not None:
             value = table[column][row]
-            raise WorkloadError(name, f"row {row + 1}, {column}", f"{value!r}: the request {fault}", remedy)
+            raise WorkloadError(
+                name, f"row {row + 1}, {column}", f"{value!r}: the request {fault}", remedy
+            )
     if numbered:
         return
     dup = table["request_id"].is_duplicated()

@@ -185,6 +185,8 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     stall = max(0.0, c.stall_until_s - start)
     if c.num_sched == 0 and stall == 0.0:
         stall = _until_copy(s, start)
+        if rules.concurrency == 0 and c.next_arrival < len(s.requests) - 1:
+            stall = max(0.0, min(stall, s.requests[c.next_arrival].arrival_s - start))
     row.duration_s = stall + compute
     row.stall_s = stall
     end = start + row.duration_s

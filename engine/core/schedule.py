@@ -331,6 +331,8 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
     """Take request r out of whatever queue it is in; returns whether it was in one."""
     q = s.requests[r]
     status = q.status
+    if status in (_PREEMPTED, _SWAPPED, _LOADING):
+        q.preempted_s += s.c[0].now_s - q.preempted_at_s
     if status == _RUNNING:
         queues.run_remove_at(s, queues.run_place(s, r))
         free_blocks_of(s, r)

@@ -86,7 +86,6 @@ class Reason(IntEnum):
     PROMPT_OVER_POOL = 1
     PROMPT_OVER_MODEL_LEN = 2
     OUTGREW_POOL = 3
-    PROMPT_OVER_BUDGET = 4
 
 
 class Rules(NamedTuple):
@@ -354,7 +353,8 @@ def mix(a: Any, b: Any) -> Any:
     return x ^ (x >> np.uint64(31))
 
 
-if getattr(numba.config, "DISABLE_JIT", 0):  # as plain Python, NumPy warns of what is meant: arithmetic modulo 2**64
+if getattr(numba.config, "DISABLE_JIT", 0):
+    # As plain Python, NumPy warns of what is meant: arithmetic modulo 2**64.
     mix = np.errstate(over="ignore")(mix)
 
 
