@@ -206,17 +206,12 @@ def read_settings(args: argparse.Namespace) -> EngineSettings:
 def read_workload(args: argparse.Namespace) -> Workload:
     """The workload that the trace flags describe."""
     from traces.open import open_workload
-    from traces.samples import load
 
-    names = args.trace
-    if len(names) == 1 and names[0].startswith("sample:"):
-        workload = load(names[0].removeprefix("sample:"))
-    else:
-        workload = open_workload(
-            names if len(names) > 1 else names[0],
-            mapping=dict(args.map) or None,
-            time_unit=args.time_unit,
-        )
+    workload = open_workload(
+        args.trace if len(args.trace) > 1 else args.trace[0],
+        mapping=dict(args.map) or None,
+        time_unit=args.time_unit,
+    )
     if args.window:
         workload = workload.window(*args.window)
     if args.max_requests is not None:

@@ -219,3 +219,16 @@ def make_recording(root: Path) -> Path:
     ]
     record(root, requests=make_requests(rows)).close()
     return root
+
+
+def test_a_bundled_sample_is_described_by_its_name() -> None:
+    found = describe("sample:chat")
+
+    assert (found["kind"], found["requests"], found["first_s"]) == ("workload", 2000, 0.0)
+
+
+def test_an_unknown_sample_lists_the_known_ones() -> None:
+    found = describe("sample:nothing")
+
+    assert found["kind"] == "refused"
+    assert "chat" in found["reason"]

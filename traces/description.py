@@ -11,14 +11,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
+from traces.errors import NotAWorkloadError, RecordingError, SettingsError, WorkloadError
 from traces.formats import formats
 from traces.formats.figures import aside_reasons, dropped, figures, nothing_left, prefix_figures
 from traces.formats.generic import NoArrivalsError, has_needed, shape_name
 from traces.formats.raw import RawTrace, ReadOptions
 from traces.formats.refusals import recognise
 from traces.formats.source import Source, inspect
-from traces.open import is_recording, read_raw
+from traces.open import SAMPLE_PREFIX, is_recording, read_raw
 
 FIGURES = (
     "requests",
@@ -48,12 +48,17 @@ def describe(
     """
     shown = Path(name or path).name
     try:
+        if str(path).startswith(SAMPLE_PREFIX):
+            return _blank(shown) | _sample(str(path).removeprefix(SAMPLE_PREFIX))
         if is_recording(path):
             return _blank(shown) | _recording(path, name)
         source = inspect(path, name)
         return _blank(shown) | _workload(source, ReadOptions(mapping, time_unit))
     except NotAWorkloadError as e:
         return _blank(shown) | _refused(path, name, e)
+    except SettingsError as e:
+        unknown = {"reason": str(e), "what_to_do": "Give one of those names."}
+        return _blank(shown) | {"kind": "refused"} | unknown
     except (WorkloadError, RecordingError) as e:
         place = f"{e.place}: " if e.place else ""
         kind = {"kind": "refused", "format": _format_of(path, name)}
@@ -67,6 +72,23 @@ def _blank(name: str) -> dict[str, Any]:
         "format": "unknown",
         **dict.fromkeys(FIGURES),
         "notes": [],
+    }
+
+
+def _sample(name: str) -> dict[str, Any]:
+    """A bundled sample, which is no file."""
+    from traces.samples import load
+
+    workload = load(name)
+    asked = workload.table.select("arrival_s", "prompt_tokens", "output_tokens")
+    return {
+        "kind": "workload",
+        "format": workload.report.format,
+        **asdict(figures(RawTrace(workload.report.format, asked))),
+        "dropped": {},
+        "notes": list(workload.report.notes),
+        "replayable": len(workload),
+        "estimated": workload.estimated,
     }
 
 

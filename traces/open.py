@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from traces.recording import Recording
 
 PathLike = str | Path
+SAMPLE_PREFIX = "sample:"  # "sample:chat" names a bundled workload where a trace is asked for
 
 
 def open_any(path: PathLike, **how: Any) -> Workload | Recording:
@@ -50,7 +51,8 @@ def open_workload(
     window_s: tuple[float, float | None] | None = None,
     stagger_s: float = 20.0,
 ) -> Workload:
-    """The Workload of one trace file, or of several of one format joined on their own clocks.
+    """The Workload of a trace file, of several of one format joined on their own clocks, or of a
+    bundled sample ("sample:NAME").
 
     mapping: role -> column, for tables whose columns cannot be guessed (roles: see
     `formats.columns.KINDS`); time_unit: "s", "ms", "us", "ns" instead of the guess; name: what the
@@ -60,6 +62,10 @@ def open_workload(
     Raises: WorkloadError (damaged, absurd), NotAWorkloadError (understood, but no request trace).
     """
     options = _options(mapping, time_unit, stagger_s)
+    if isinstance(paths, str) and paths.startswith(SAMPLE_PREFIX):
+        from traces.samples import load
+
+        return load(paths.removeprefix(SAMPLE_PREFIX))
     if isinstance(paths, str | Path):
         source = inspect(paths, name)
         return to_workload(read_raw(source, options), source.name, window_s)
