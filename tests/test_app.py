@@ -118,6 +118,22 @@ def test_alignment_by_step_counts_steps(store: Store, tmp_path: Path) -> None:
     assert axis["range"] == [0.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    ("by", "label"), [("time", "%.3f s"), ("step", "%.3f"), ("progress", "%.3f %%")]
+)
+def test_the_range_slider_has_a_format_that_a_browser_can_print(
+    store: Store, tmp_path: Path, by: str, label: str
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+
+    app = open_page(source="Recordings", a=a, b=b, by=by.title())
+
+    assert not app.exception
+    assert not app.error
+    assert app.get_by_key("by").value == by
+    assert app.get_by_key("range_slider").proto.format == label
+
+
 def test_rows_can_be_hidden(store: Store, tmp_path: Path) -> None:
     a, b = link(store, *write_pair(tmp_path))
     app = open_page(source="Recordings", a=a, b=b)

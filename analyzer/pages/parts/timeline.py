@@ -110,12 +110,17 @@ def _range_slider(pair: Aligned, shown: tuple[float, float]) -> None:
             high,
             step=step,
             key="range_slider",
-            format=f"%.{0 if step >= 1 else 3}f {pair.unit}",
+            format=_slider_format(step, pair.unit),
             on_change=_slid,
         )
         st.button(
             "Show all", on_click=_forget_range, disabled=shown == pair.full, key="show_all"
         )
+
+
+def _slider_format(step: float, unit: str) -> str:
+    """A printf format, in which a unit's percent sign is written twice."""
+    return f"%.{0 if step >= 1 else 3}f {unit}".rstrip().replace("f %", "f %%")
 
 
 def _round_step(width: float) -> float:
