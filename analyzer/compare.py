@@ -23,6 +23,7 @@ LOWER_IS_BETTER = (
     "num_refused",
     "num_preemptions",
     "num_preempted_requests",
+    "preemption_cost_s",
     "recomputed_tokens",
     "recomputed_frac",
     "stall_s",
@@ -76,7 +77,10 @@ def compare_all(
         notes = limit + _differences(a, b)
         figures_b = summarize(b)
         table = delta_table(
-            figures_a, figures_b, request_intervals(a.requests, b.requests, seed)
+            figures_a,
+            figures_b,
+            request_intervals(a.requests, b.requests, seed),
+            unjudged=_unlike_costs(a, b),
         )
         delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
         verdict = give_verdict(a, b, figures_a, figures_b, table)
@@ -169,13 +173,26 @@ def request_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int = 0) -> dict[s
     return intervals
 
 
+def _unlike_costs(a: Recording, b: Recording) -> tuple[str, ...]:
+    """Figures that are not one thing in both: link time beside the computing is no engine time."""
+    side_by_side = any(
+        rec.meta.preemption_mode == "swap" and rec.meta.settings.get("copy_mode") == "async"
+        for rec in (a, b)
+    )
+    return ("preemption_cost_s",) if side_by_side else ()
+
+
 def delta_table(
-    a: dict[str, Any], b: dict[str, Any], intervals: dict[str, Interval]
+    a: dict[str, Any],
+    b: dict[str, Any],
+    intervals: dict[str, Interval],
+    *,
+    unjudged: tuple[str, ...] = (),
 ) -> pl.DataFrame:
     """One row a figure, as Comparison.table says.
 
     "no difference" where the figures differ by at most 0.5 % of A, or where the interval of a
-    latency holds zero. Counts and sums of a run have no interval: they are what they are.
+    latency holds zero. unjudged: figures to leave without a verdict. Counts and sums of a run have no interval: they are what they are.
     """
     rows = []
     for metric, (x, y) in _flat(a, b).items():
@@ -190,7 +207,9 @@ def delta_table(
                 "delta_frac": delta / abs(x) if delta is not None and x else None,
                 "low": interval.low if interval else None,
                 "high": interval.high if interval else None,
-                "verdict": _judge(metric.split()[0], x, delta, interval),
+                "verdict": None
+                if metric in unjudged
+                else _judge(metric.split()[0], x, delta, interval),
             }
         )
     return pl.DataFrame(

@@ -2,8 +2,14 @@
 
 It knows `events` and `steps`. The four costs are kept apart, since they answer different questions:
 
-- **direct cost** (`direct_cost_s`): what the mode used costs alone, by the model of the run: the
-  recompute of the lost tokens, or both copies. `other_mode_s` is the same for the other mode.
+- **direct cost** (`direct_cost_s`): what the mode used did cost alone, others left out. Recompute:
+  the estimate for all lost tokens (made when they were lost) times the share of them that really
+  was computed again. Swap: time on the link of the copies that were made, out and back, by
+  their own events; null where those tell no time. A blocking copy stops the engine for that time,
+  an asynchronous one runs beside it: `stalled_s` is what the engine stood still for.
+- **uncached cost** (`uncached_cost_s`): the recompute had nothing been found in the prefix cache;
+  null for swap. `other_mode_s` is what the other mode was estimated at: both copies; or the
+  recompute *without cache hits*, an upper bound.
 - **wasted work** (`recomputed_tokens`): tokens whose KV had been computed, was lost, and was not
   found in the prefix cache on resumption. 0 for swap.
 - **time away** (`away_s`): from the preemption until the victim ran again.
@@ -24,6 +30,7 @@ import polars as pl
 from analyzer.lifecycles import away_intervals
 
 _KIND = pl.col("kind").cast(pl.String)
+_SWAP = pl.col("mode_used").cast(pl.String) == "swap"
 COLUMNS = (
     "step",
     "t_s",
@@ -37,6 +44,7 @@ COLUMNS = (
     "bytes",
     "free_blocks_before",
     "direct_cost_s",
+    "uncached_cost_s",
     "other_mode_s",
     "resume_step",
     "resume_s",
@@ -44,6 +52,7 @@ COLUMNS = (
     "since_resume_s",
     "restored_tokens",
     "recomputed_tokens",
+    "stalled_s",
     "induced_s",
     "cascade_id",
     "cascade_size",
@@ -56,38 +65,80 @@ def preemptions(
     """One row a preemption, in event order, with COLUMNS.
 
     tokens: computed tokens lost or moved; bytes: copied out; nth: 1 for a victim's first;
+    stalled_s: of the step's stall, the share of its copies (0 for recompute);
     since_resume_s: time since it last came back (null for the first), short where it thrashes;
     resume_*, away_s, restored_tokens, recomputed_tokens: null where it never ran again;
     cascade_id: preemptions no more than `cascade_steps` steps after the one before share one, from
     0; cascade_size: how many share it.
     """
-    own = events.with_columns(kind=_KIND).filter(pl.col("kind") == "preempt")
-    away = away_intervals(events).select("nth", "resume_step", "resume_s", "restored_tokens")
-    swap = pl.col("mode_used").cast(pl.String) == "swap"
-    table = pl.concat([own, away], how="horizontal").with_columns(
-        direct_cost_s="cost_s",
-        other_mode_s=pl.when(swap).then("recompute_est_s").otherwise("swap_est_s"),
+    table = _costs(events).with_columns(
+        other_mode_s=pl.when(_SWAP).then("recompute_est_s").otherwise("swap_est_s"),
         away_s=pl.col("resume_s") - pl.col("t_s"),
         since_resume_s=pl.col("t_s") - pl.col("resume_s").shift(1).over("request_id"),
-        recomputed_tokens=pl.when(pl.col("resume_step").is_not_null()).then(
-            pl.when(swap)
-            .then(0)
-            .otherwise(pl.col("tokens") - pl.col("restored_tokens"))
-            .clip(lower_bound=0)
-        ),
         cascade_id=(pl.col("step").diff().fill_null(0) > cascade_steps).cum_sum(),
     )
     table = table.with_columns(cascade_size=pl.len().over("cascade_id"))
-    return table.with_columns(induced_s=_induced(table, events, steps)).select(COLUMNS)
-
-
-def _induced(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.Series:
-    """Induced delay of each row of `table`, as the module's docstring defines it."""
     if table.is_empty() or steps.is_empty():
-        return pl.Series("induced_s", [0.0] * table.height, dtype=pl.Float64)
-    recompute = _recompute_delay(table, steps)
+        return table.with_columns(stalled_s=0.0, induced_s=0.0).select(COLUMNS)
     copies = _copy_delay(table, events, steps)
-    return pl.Series("induced_s", recompute + copies)
+    induced = pl.Series(_recompute_delay(table, steps)) + copies["induced_s"]
+    return table.with_columns(copies["stalled_s"], induced_s=induced).select(COLUMNS)
+
+
+def preemption_cost(events: pl.DataFrame) -> float | None:
+    """Seconds that all preemptions cost directly (`direct_cost_s`, summed); 0 where there is none.
+
+    None where a preemption's cost is not known, since a sum of the others would be too low.
+    """
+    costs = _costs(events)["direct_cost_s"]
+    return None if costs.null_count() else float(costs.sum())
+
+
+def _costs(events: pl.DataFrame) -> pl.DataFrame:
+    """The preempt events with nth, resume_*, restored_tokens, recomputed_tokens and direct costs.
+
+    The share of tokens scales the whole estimate. That is exact for linear layers, and an
+    approximation for attention: each recomputed token attends to all tokens before it, so the
+    tokens at the end, which the cache is the likelier to lack, cost more than their share.
+    A victim that never came back has computed nothing again.
+    """
+    own = events.with_columns(kind=_KIND).filter(pl.col("kind") == "preempt")
+    away = away_intervals(events).select("nth", "resume_step", "resume_s", "restored_tokens")
+    copied = (
+        _copies(events)
+        .group_by("request_id", "nth")
+        .agg(
+            copied_s=pl.when(pl.col("cost_s").count() == pl.len()).then(pl.col("cost_s").sum())
+        )
+    )
+    again = (pl.col("tokens") - pl.col("restored_tokens")).clip(lower_bound=0)
+    table = (
+        pl.concat([own, away], how="horizontal")
+        .join(copied, on=["request_id", "nth"], how="left", maintain_order="left")
+        .with_columns(
+            recomputed_tokens=pl.when(pl.col("resume_step").is_not_null()).then(
+                pl.when(_SWAP).then(0).otherwise(again)
+            ),
+            uncached_cost_s=pl.when(~_SWAP).then(pl.coalesce("recompute_est_s", "cost_s")),
+        )
+    )
+    share = pl.when(pl.col("tokens") > 0).then(
+        pl.col("recomputed_tokens").fill_null(0) / pl.col("tokens")
+    )
+    recompute_s = pl.col("uncached_cost_s") * share.fill_null(0.0)
+    return table.with_columns(
+        direct_cost_s=pl.when(_SWAP).then("copied_s").otherwise(recompute_s)
+    )
+
+
+def _copies(events: pl.DataFrame) -> pl.DataFrame:
+    """The swap_out and swap_in events, each with the nth preemption of its request."""
+    return (
+        events.with_columns(kind=_KIND)
+        .filter(pl.col("kind").is_in(["preempt", "swap_out", "swap_in"]))
+        .with_columns(nth=(pl.col("kind") == "preempt").cum_sum().over("request_id"))
+        .filter(pl.col("kind") != "preempt")
+    )
 
 
 def _recompute_delay(table: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
@@ -123,21 +174,12 @@ def _recompute_delay(table: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
     return out
 
 
-def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
-    """Request-seconds that others stalled for the copies of each row of `table`."""
+def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """stalled_s and induced_s of each row of `table`: how long its copies stopped the engine, and
+    the request-seconds that others lost by that."""
+    moved = pl.col("swap_out_bytes") + pl.col("swap_in_bytes")
     per_step = steps.select(
-        "step",
-        per_byte=pl.when(pl.col("swap_out_bytes") + pl.col("swap_in_bytes") > 0).then(
-            pl.col("stall_s") / (pl.col("swap_out_bytes") + pl.col("swap_in_bytes"))
-        ),
-        num_running="num_running",
-    )
-    copies = (
-        events.with_columns(kind=_KIND)
-        .filter(pl.col("kind").is_in(["preempt", "swap_out", "swap_in"]))
-        .with_columns(nth=(pl.col("kind") == "preempt").cum_sum().over("request_id"))
-        .filter(pl.col("kind") != "preempt")
-        .join(per_step, on="step", how="left")
+        "step", "num_running", per_byte=pl.when(moved > 0).then(pl.col("stall_s") / moved)
     )
     # a request on its way in runs in that step already, and is not one of the others
     others = (
@@ -145,13 +187,21 @@ def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) 
         .then(pl.col("num_running") - 1)
         .otherwise("num_running")
     )
-    delays = copies.group_by("request_id", "nth").agg(
-        copy_s=(pl.col("bytes") * pl.col("per_byte") * others.clip(lower_bound=0)).sum()
+    stalled = pl.col("bytes") * pl.col("per_byte")
+    delays = (
+        _copies(events)
+        .join(per_step, on="step", how="left")
+        .group_by("request_id", "nth")
+        .agg(
+            stalled_s=stalled.sum(),
+            induced_s=(stalled * others.clip(lower_bound=0)).sum(),
+        )
     )
-    joined = table.select("request_id", "nth").join(
-        delays, on=["request_id", "nth"], how="left", maintain_order="left"
+    return (
+        table.select("request_id", "nth")
+        .join(delays, on=["request_id", "nth"], how="left", maintain_order="left")
+        .select(pl.col("stalled_s", "induced_s").fill_null(0.0))
     )
-    return np.asarray(joined["copy_s"].fill_null(0.0).to_numpy())
 
 
 def top_victims(table: pl.DataFrame, limit: int = 10) -> pl.DataFrame:

@@ -11,6 +11,7 @@ import polars as pl
 
 from analyzer.latency import latency_summary, request_latency
 from analyzer.occupancy import occupancy_summary
+from analyzer.preemptions import preemption_cost
 from analyzer.token_gaps import token_gaps
 from traces.recording import Recording
 
@@ -31,7 +32,7 @@ def summarize(recording: Recording) -> dict[str, Any]:
 
     duration_s runs from the start of the run to the end of its last step. recomputed_frac is the
     share of all computed tokens (prefill, decode and recomputed) that had been computed before.
-    Latencies are over finished requests, linear percentiles.
+    preemption_cost_s: as from `preemption_cost`. Latencies are over finished requests, linear percentiles.
     """
     steps = recording.scan("steps")
     end_s = (pl.col("t_start_s") + pl.col("duration_s")).max()
@@ -61,6 +62,7 @@ def summarize(recording: Recording) -> dict[str, Any]:
         "duration_s": duration_s,
         "num_preemptions": row["num_preempted"],
         "num_preempted_requests": int((requests["num_preemptions"] > 0).sum()),
+        "preemption_cost_s": preemption_cost(recording.events),
         "recomputed_tokens": row["recomputed_tokens"],
         "recomputed_frac": row["recomputed_tokens"] / computed if computed else None,
         "prefix_cached_tokens": row["cached_tokens"],

@@ -43,6 +43,7 @@ def make_run(
                 "request_id": f"r{i}",
                 "mode_used": "recompute",
                 "tokens": 8,
+                "recompute_est_s": 0.5,
             }
             for i in range(preempted)
         ]
@@ -92,6 +93,21 @@ def test_fewer_preemptions_are_better_and_fewer_finished_requests_worse(tmp_path
     assert row_of(found.table, "num_preemptions")["verdict"] == "better"
     assert row_of(found.table, "num_preemptions")["delta_frac"] == pytest.approx(-2 / 3)
     assert row_of(found.table, "num_finished")["verdict"] == "worse"
+
+
+def test_link_time_beside_the_computing_is_not_judged_against_engine_time(
+    tmp_path: Path,
+) -> None:
+    swap = {**make_meta()["settings"], "preemption_mode": "swap"}
+    blocking, beside = (
+        make_run(tmp_path / mode, settings={**swap, "copy_mode": mode})
+        for mode in ("blocking", "async")
+    )
+    a = make_run(tmp_path / "a")
+
+    judged = [row_of(compare(a, b).table, "preemption_cost_s") for b in (blocking, beside)]
+
+    assert [row["verdict"] for row in judged] == ["no difference", None]
 
 
 def test_a_difference_that_other_requests_might_not_show_is_none() -> None:

@@ -7,7 +7,13 @@ from typing import Any
 import polars as pl
 import pytest
 
-from analyzer.preemptions import cascades, preemptions, top_aggressors, top_victims
+from analyzer.preemptions import (
+    cascades,
+    preemption_cost,
+    preemptions,
+    top_aggressors,
+    top_victims,
+)
 from tests.builders import make_events, make_steps
 from tests.worlds import chunked_return, frames
 
@@ -45,7 +51,8 @@ def test_a_preemption_is_one_row_with_victim_cause_and_costs() -> None:
             "blocks": 2,
             "bytes": 0,
             "free_blocks_before": 0,
-            "direct_cost_s": 0.4,
+            "direct_cost_s": pytest.approx(0.4 * 4 / 6),  # 2 of 6 tokens were in the cache
+            "uncached_cost_s": 0.4,
             "other_mode_s": 0.1,
             "resume_step": 5,
             "resume_s": 6.0,
@@ -53,6 +60,7 @@ def test_a_preemption_is_one_row_with_victim_cause_and_costs() -> None:
             "since_resume_s": None,
             "restored_tokens": 2,
             "recomputed_tokens": 4,
+            "stalled_s": 0.0,
             "induced_s": 0.0,  # b ran alone when it came back
             "cascade_id": 0,
             "cascade_size": 1,
@@ -135,8 +143,14 @@ def test_a_blocking_copy_delays_those_who_run_in_its_steps() -> None:
                     recompute_est_s=2.0,
                     swap_est_s=0.8,
                 ),
-                {"step": 1, "kind": "swap_out", "request_id": "b", "bytes": 1000},
-                {"step": 2, "kind": "swap_in", "request_id": "b", "bytes": 500},
+                {
+                    "step": 1,
+                    "kind": "swap_out",
+                    "request_id": "b",
+                    "bytes": 1000,
+                    "cost_s": 0.5,
+                },
+                {"step": 2, "kind": "swap_in", "request_id": "b", "bytes": 500, "cost_s": 0.25},
                 {"step": 2, "kind": "resume", "request_id": "b"},
             ]
         )
@@ -147,7 +161,13 @@ def test_a_blocking_copy_delays_those_who_run_in_its_steps() -> None:
     # out: 0.5 s x 3 running; in: 0.3 s x 3 others
     assert table["induced_s"].to_list() == [pytest.approx(2.4)]
     assert table["recomputed_tokens"].to_list() == [0]
-    assert table.select("direct_cost_s", "other_mode_s").row(0) == (0.8, 2.0)
+    costs = table.select("direct_cost_s", "uncached_cost_s", "other_mode_s", "stalled_s").row(0)
+    assert costs == (
+        0.75,
+        None,
+        2.0,
+        0.8,
+    )  # two copies of 0.5 and 0.25 s, not the estimate of 0.8
 
 
 def test_a_victim_that_never_came_back_has_no_costs_of_return() -> None:
@@ -157,6 +177,63 @@ def test_a_victim_that_never_came_back_has_no_costs_of_return() -> None:
 
     row = table.select("resume_step", "away_s", "recomputed_tokens", "induced_s").row(0)
     assert row == (None, None, None, 0.0)
+
+
+def test_what_was_found_in_the_cache_or_never_came_back_costs_nothing() -> None:
+    events = frame(
+        make_events(
+            [
+                evict(1, "b", "a", tokens=100, recompute_est_s=2.0),
+                evict(1, "c", "a", tokens=100, recompute_est_s=2.0),
+                evict(1, "d", "a", tokens=100, recompute_est_s=2.0),
+                {"step": 2, "kind": "resume", "request_id": "b", "tokens": 75},
+                {"step": 2, "kind": "resume", "request_id": "c", "tokens": 100},
+            ]
+        )
+    )
+
+    table = preemptions(events, frame(make_steps([1, 1, 1])))
+
+    assert table["direct_cost_s"].to_list() == [0.5, 0.0, 0.0]
+    assert table["uncached_cost_s"].to_list() == [2.0, 2.0, 2.0]
+    assert preemption_cost(events) == 0.5
+
+
+def test_copies_that_tell_no_time_have_no_cost_rather_than_none() -> None:
+    events = frame(
+        make_events(
+            [
+                evict(1, "b", "a", mode_used="swap", cost_s=0.8),
+                {"step": 1, "kind": "swap_out", "request_id": "b", "cost_s": 0.4},
+                {"step": 2, "kind": "swap_in", "request_id": "b"},
+            ]
+        )
+    )
+
+    assert preemption_cost(events) is None
+    assert preemption_cost(events.clear()) == 0.0
+
+
+def test_a_copy_that_nobody_waits_for_costs_link_time_and_no_stall() -> None:
+    steps = frame(make_steps([1, 1], num_running=[4, 4], swap_out_bytes=[1000, 0]))
+    events = frame(
+        make_events(
+            [
+                evict(0, "b", "a", mode_used="swap", bytes=1000),
+                {
+                    "step": 0,
+                    "kind": "swap_out",
+                    "request_id": "b",
+                    "bytes": 1000,
+                    "cost_s": 0.5,
+                },
+            ]
+        )
+    )
+
+    table = preemptions(events, steps)
+
+    assert table.select("direct_cost_s", "stalled_s", "induced_s").row(0) == (0.5, 0.0, 0.0)
 
 
 def test_no_preemption_is_an_empty_table_with_all_columns() -> None:

@@ -65,6 +65,7 @@ def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFram
         tokens="tokens",
         again="recomputed_tokens",
         cost=pl.col("direct_cost_s") * 1e3,
+        uncached=pl.col("uncached_cost_s") * 1e3,
         other=pl.col("other_mode_s") * 1e3,
         away="away_s",
         induced="induced_s",
@@ -123,10 +124,17 @@ def _columns() -> dict[str, Any]:
         "cost": number(
             "Direct cost (ms)",
             format="%.2f",
-            help="What the mode used costs alone: the recompute, or both copies.",
+            help="What the mode used did cost alone. Recompute: the tokens that were computed again, without those found in the prefix cache. Swap: the time of its copies on the link.",
+        ),
+        "uncached": number(
+            "Without cache (ms)",
+            format="%.2f",
+            help="Recompute only: what all lost tokens would have cost with nothing in the prefix cache.",
         ),
         "other": number(
-            "Other mode (ms)", format="%.2f", help="The same for the mode not used."
+            "Other mode, at most (ms)",
+            format="%.2f",
+            help="Estimate for the mode not used: both copies; or the recompute without any cache hit, an upper bound.",
         ),
         "away": number("Away (s)", format="%.3f", help="Until it ran again."),
         "induced": number(

@@ -16,7 +16,6 @@ from analyzer.compare import Comparison, compare
 from analyzer.look import gib, seconds, three_digits
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import Run
-from analyzer.preemptions import preemptions
 
 COST = "preemption_cost_s"
 CARDS = (
@@ -35,7 +34,7 @@ CARDS = (
     (
         COST,
         "Preemption cost",
-        "Direct cost of all preemptions: time to recompute what was lost, or to copy it out and back. Queueing that follows is not in it.",
+        "What the preemptions cost directly. Recompute: the tokens that were computed again; what the prefix cache still held costs nothing. Swap: the time of the copies on the link, out and back; blocking copies stop the engine for it, asynchronous ones run beside it (see Stalled for copies). Queueing that follows is not in it.",
     ),
     (
         "full_steps_frac",
@@ -51,6 +50,7 @@ LABELS = {
     "duration_s": "Duration",
     "num_preemptions": "Preemptions",
     "num_preempted_requests": "Requests preempted",
+    "preemption_cost_s": "Preemption cost",
     "recomputed_tokens": "Tokens recomputed",
     "recomputed_frac": "of all computed",
     "prefix_cached_tokens": "Tokens from the prefix cache",
@@ -76,12 +76,7 @@ def compared(key: str, _a: Run, _b: Run) -> tuple[Comparison, dict[str, float | 
     key: names both runs' content. Raises CompareError.
     """
     found = compare(_a.recording, _b.recording)
-    return found, {"a": _direct_cost(_a), "b": _direct_cost(_b)}
-
-
-def _direct_cost(run: Run) -> float | None:
-    costs = preemptions(run.events, run.steps)["direct_cost_s"]
-    return float(costs.sum()) if not len(costs) or costs.null_count() < len(costs) else None
+    return found, {side: fig[COST] for side, fig in (("a", found.a), ("b", found.b))}
 
 
 def show(metric: str, value: float | None) -> str:
@@ -110,38 +105,15 @@ def verdict_section(found: Comparison) -> None:
 
 
 def cards_section(found: Comparison, cost: dict[str, float | None]) -> None:
-    """Six figures of B, each with A's, the change, and a word for it."""
+    """Six figures of B, each with A's, the change, and a word for it. cost: as from `compared`."""
     table = {row["metric"]: row for row in found.table.iter_rows(named=True)}
-    table[COST] = _cost_row(cost)
+    table[COST] |= cost
     cards = "".join(
         _card(table[metric], title, explained) for metric, title, explained in CARDS
     )
     st.html(
         f'<section class="kv-cards" aria-label="Six figures of run B against run A">{cards}</section>'
     )
-
-
-def _cost_row(cost: dict[str, float | None]) -> dict[str, Any]:
-    a, b = cost["a"], cost["b"]
-    delta = None if a is None or b is None else b - a
-    verdict = (
-        None
-        if delta is None
-        else "no difference"
-        if not delta
-        else "better"
-        if delta < 0
-        else "worse"
-    )
-    frac = delta / a if delta is not None and a else None
-    return {
-        "metric": COST,
-        "a": a,
-        "b": b,
-        "delta": delta,
-        "delta_frac": frac,
-        "verdict": verdict,
-    }
 
 
 def _card(row: dict[str, Any], title: str, explained: str) -> str:
