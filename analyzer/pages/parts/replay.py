@@ -19,11 +19,12 @@ from analyzer.pages.parts import warm_core
 from analyzer.pages.parts.jobs import Cancelled, Report
 from analyzer.pages.parts.settings_form import Choice, Shape
 from analyzer.pages.parts.store import Store
+from traces.errors import SettingsError
 from traces.schema import CLOSED_FILE, SCHEMA_VERSION
 from traces.workload import Workload
 
 SIDES = ("A", "B")
-COMPILING = "compiling the simulator, once for this machine: about half a minute"
+COMPILING = "compiling the simulator, once for this machine, about half a minute: {:.0f} s"
 
 
 def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:
@@ -38,6 +39,17 @@ def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:
         known_models(),
         known_devices(),
     )
+
+
+def check(choice: Choice) -> None:
+    """Raise the engine's SettingsError for values that do not fit together, side named."""
+    from engine.config import EngineSettings
+
+    for side, settings in zip(SIDES, (choice.a, choice.b), strict=True):
+        try:
+            EngineSettings(**{**settings, "seed": choice.shape.seed})
+        except SettingsError as error:
+            raise SettingsError(f"{side}: {error}") from None
 
 
 def shaped(workload: Workload, shape: Shape) -> Workload:
@@ -95,7 +107,7 @@ def _replay(
     part = target.with_name(f".part-{uuid.uuid4().hex}")
     try:
         while not warm_core.compiled():
-            report(side, 0.0, COMPILING)
+            report(side, 0.0, COMPILING.format(warm_core.elapsed_s()))
             if cancelled():
                 return ""
         report(side, 0.0, "starting")

@@ -8,16 +8,31 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import threading
+import time
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
 WAIT_S = 0.2
+_once = threading.Lock()  # a cache alone lets two threads in at the same time
+
+
+def start() -> subprocess.Popen[bytes] | None:
+    """Begin to compile, once for the server; None where it has been compiled before."""
+    with _once:
+        return _started()[0]
+
+
+def elapsed_s() -> float:
+    """Seconds since the compiler was asked for."""
+    with _once:
+        return time.monotonic() - _started()[1]
 
 
 @cache
-def start() -> subprocess.Popen[bytes] | None:
-    """Begin to compile, once for the server; None where it has been compiled before."""
+def _started() -> tuple[subprocess.Popen[bytes] | None, float]:
+    """The compiler's process, if one is needed, and when it began."""
     spec = find_spec("engine.core")
     assert spec is not None
     assert spec.origin is not None
@@ -26,14 +41,15 @@ def start() -> subprocess.Popen[bytes] | None:
     changed = max(source.stat().st_mtime for source in sources)
     kept = package.glob("__pycache__/core-*/**/loop.run_chunk*.nbi")
     if any(compiled.stat().st_mtime > changed for compiled in kept):
-        return None
-    return subprocess.Popen(
+        return None, time.monotonic()
+    process = subprocess.Popen(
         [sys.executable, "-m", "engine", "warm-up"],
         cwd=package.parents[1],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
+    return process, time.monotonic()
 
 
 def compiled() -> bool:
