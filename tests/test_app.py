@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
-from analyzer.pages.parts import runs
+from analyzer.pages.parts import replay, runs, warm_core
 from analyzer.pages.parts.jobs import Job, Progress
+from analyzer.pages.parts.settings_form import Choice
+from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store
 from tests.builders import make_meta, make_requests, make_steps, write
+from traces import samples
 from traces.errors import SettingsError
 
 ROOT = Path(__file__).parents[1]
@@ -131,7 +134,97 @@ def test_the_range_slider_has_a_format_that_a_browser_can_print(
     assert not app.exception
     assert not app.error
     assert app.get_by_key("by").value == by
-    assert app.get_by_key("range_slider").proto.format == label
+    (slider,) = (e for e in app.slider if e.label == "Shown range")
+    assert slider.proto.format == label
+
+
+def test_a_late_report_for_the_last_pair_changes_nothing() -> None:
+    def script() -> None:
+        import streamlit as st
+
+        from analyzer.pages.parts import state
+        from analyzer.pages.parts.runs import PairRef
+
+        state.show_pair(PairRef("run:old", "run:old2"))
+        state.look_at("old")
+        state.set_range((1.0, 3.0), "old")
+        state.show_pair(PairRef("run:new", "run:new2"))
+        state.set_range((2.0, 3.0), "old")  # before the new pair is drawn
+        state.look_at("new")
+        state.set_range((2.0, 3.0), "old")  # and after
+        st.query_params.from_dict({"a": "run:old", "b": "run:old2", "t": "1-3"})
+        state.write_url()
+
+    app = AppTest.from_function(script).run()
+
+    assert not app.exception
+    assert app.session_state["shown_range"] is None
+    assert app.query_params == {"a": "run:new", "b": "run:new2"}
+
+
+def test_a_report_of_the_whole_axis_leaves_no_range_in_the_link(
+    store: Store, tmp_path: Path
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(source="Recordings", a=a, b=b, t="1-3")
+    (slider,) = (e for e in app.slider if e.label == "Shown range")
+
+    slider.set_range(0.0, 4.0).run()
+
+    assert "t" not in app.query_params
+    assert app.query_params["a"] == a
+
+
+def test_the_panel_has_the_settings_of_a_pair_that_a_link_opened(
+    store: Store, tmp_path: Path
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+
+    app = open_page(a=a, b=b)
+
+    panel = {e.label: e.value for e in (*app.number_input, *app.selectbox)}
+    assert not app.error
+    assert panel["Pool in blocks"] == 11
+    assert panel["Pool in tokens"] is None
+    assert (panel["A preempts by"], panel["B preempts by"]) == ("recompute", "swap")
+    assert "Block size (tokens) 4" in text_of(app).replace("\\", "")
+
+
+def test_swapping_the_sides_swaps_their_settings(store: Store, tmp_path: Path) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(a=a, b=b)
+
+    app.get_by_key("swap_sides").click().run()
+
+    panel = {e.label: e.value for e in app.selectbox}
+    assert (panel["A preempts by"], panel["B preempts by"]) == ("swap", "recompute")
+
+
+def test_settings_that_do_not_fit_are_refused_beside_the_panel(store: Store) -> None:
+    app = open_page()
+    app.get_by_key("all_settings").set_value(True).run()
+    victim = next(e for e in app.selectbox if e.label == "Victim rule")
+    assert "priority (needs policy priority)" in victim.options
+
+    victim.set_value("priority")
+    next(b for b in app.button if b.label.startswith("Apply")).click().run()
+
+    assert "A: victim 'priority' needs policy 'priority'" in app.error[0].value.replace(
+        "\\", ""
+    )
+    assert "job" not in app.session_state
+
+
+def test_every_setting_of_the_panel_can_differ_in_b(store: Store) -> None:
+    app = open_page()
+
+    app.get_by_key("all_settings").set_value(True).run()
+
+    labels = [
+        e.label for kind in ("selectbox", "number_input", "toggle") for e in app.get(kind)
+    ]
+    for name in ("Asynchronous scheduling", "Link bandwidth (GB/s)", "Model", "Pool in blocks"):
+        assert labels.count(name) == 2
 
 
 def test_rows_can_be_hidden(store: Store, tmp_path: Path) -> None:
@@ -216,6 +309,7 @@ def test_a_trace_is_recognised_and_replayed_both_ways(store: Store, tmp_path: Pa
     (tmp_path / "mine.csv").write_text(TRACE)
     entry = store.link(tmp_path / "mine.csv")
     app = open_page(source="Trace", trace=entry.id)
+    assert app.title[0].value.startswith("Previous result: ")
 
     wait_for_replay(app)
 
@@ -223,7 +317,24 @@ def test_a_trace_is_recognised_and_replayed_both_ways(store: Store, tmp_path: Pa
     assert not app.error
     assert "60 requests" in "".join(e.label for e in app.expander)
     assert [e.value for e in app.title] == ["A recompute against B swap"]
+    assert "Replayed as **llama" in text_of(app)
+    assert "**mine\\.csv**" in "".join(str(e.value) for e in app.sidebar.markdown)
+    assert sorted(app.query_params) == ["a", "b", "source", "trace"]
     assert charts(app)
+
+
+def test_a_result_of_another_trace_is_not_linked_to_under_a_new_one(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "odd.csv").write_text("alpha,beta\n1,2\n")
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(source="Trace", a=a, b=b)
+
+    app.session_state["trace_ref"] = TraceRef(store.link(tmp_path / "odd.csv").id)
+    app.run()
+
+    assert app.title[0].value == "Previous result: A recompute against B swap"
+    assert "a" not in app.query_params
 
 
 def wait_for_replay(app: AppTest) -> None:
@@ -261,7 +372,6 @@ def test_a_pool_that_is_too_small_says_who_was_refused_and_why(
     app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
     wait_for_replay(app)
 
-    app.get_by_key("all_settings").set_value(True).run()
     app.get_by_key("set_a_num_gpu_blocks@trace").set_value(3)
     first = app.session_state["pair"]
     next(b for b in app.button if b.label.startswith("Apply")).click().run()
@@ -407,3 +517,45 @@ def test_a_job_that_fails_hands_over_the_error() -> None:
     assert job.wait(10)
     assert str(job.error) == "no"
     assert job.progress["A"] == Progress(0.5, "half way")
+
+
+def test_two_replays_wait_for_one_compiler_and_a_cancelled_one_never_simulates(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compilers: list[Any] = []
+
+    class Compiler:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            time.sleep(0.2)  # room for a second thread to come in
+            compilers.append(self)
+
+        def wait(self, seconds: float) -> None:
+            time.sleep(0.01)
+            raise subprocess.TimeoutExpired("compiler", seconds)
+
+    simulated: list[Any] = []
+    monkeypatch.setattr(subprocess, "Popen", Compiler)
+    monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
+    monkeypatch.setattr(warm_core, "max", lambda *_: 0.0, raising=False)
+    monkeypatch.setattr("engine.simulator.simulate", lambda *a, **_: simulated.append(a))
+    warm_core._started.cache_clear()
+    workload, choice = samples.load(samples.names()[0]), Choice({}, {})
+
+    def work(report: Any, cancelled: Any) -> tuple[str, str]:
+        return replay.replay_both(workload, choice, store, report, cancelled)
+
+    jobs = [Job(work, {"A": Progress(), "B": Progress()}).start() for _ in range(2)]
+    for _ in range(1000):
+        if all("compiling the simulator" in job.progress["A"].text for job in jobs):
+            break
+        time.sleep(0.01)
+    for job in jobs:
+        job.cancel()
+    ended = [job.wait(10) for job in jobs]
+    warm_core._started.cache_clear()
+
+    assert len(compilers) == 1
+    assert jobs[0].progress["A"].text.endswith(" s")
+    assert ended == [True, True]
+    assert [job.error for job in jobs] == [None, None]
+    assert simulated == []

@@ -24,16 +24,23 @@ from analyzer.pages.parts.outcome import (
     refused_section,
     verdict_section,
 )
-from analyzer.pages.parts.replay import engine_choices, replay_both
+from analyzer.pages.parts.replay import check, engine_choices, replay_both
 from analyzer.pages.parts.runs import PairRef, Run, load, run_names, sample_pairs
-from analyzer.pages.parts.settings_form import Choice, set_pool, settings_form
-from analyzer.pages.parts.sources import source_section
+from analyzer.pages.parts.settings_form import (
+    Choice,
+    engine_settings,
+    exchange_sides,
+    set_pool,
+    settings_form,
+    start_from,
+)
+from analyzer.pages.parts.sources import is_previous, source_section
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.pages.parts.timeline import theme, timeline_section
 from analyzer.pages.parts.trace_panel import by_hand_section, read_trace, recognised_section
 from traces import samples
-from traces.errors import WorkloadError
+from traces.errors import SettingsError, WorkloadError
 from traces.workload import Workload
 
 PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
@@ -54,6 +61,7 @@ def page() -> None:
         _result(store, source)
     with st.sidebar, guarded():
         _settings(store, source, workload)
+    state.write_url()
     warm_core.start()
 
 
@@ -86,11 +94,10 @@ def _settings(store: Store, source: str, workload: Workload | None) -> None:
     if source == "recordings":
         return
     engine, models, devices = engine_choices()
-    name = (
-        str(st.session_state.get("sample") or samples.names()[0]) if source == "sample" else ""
-    )
+    name = _sample_name() if source == "sample" else ""
     defaults = {**engine, **_sample_settings(name)} if name else engine
     st.subheader("Replay", anchor=False)
+    _follow_link(store, name or "trace", list(engine))
     choice, pressed = settings_form(defaults, models, devices, preset=name or "trace")
     ref = TraceRef(f"sample:{name}") if name else state.trace()
     if ref is None or (source == "trace" and workload is None):
@@ -98,8 +105,24 @@ def _settings(store: Store, source: str, workload: Workload | None) -> None:
     is_new = not state.was_replayed(ref.key) and (
         source == "trace" or name not in sample_pairs()
     )
-    if pressed or is_new or st.session_state.pop("press_pool", False):
+    pressed_pool = bool(st.session_state.pop("press_pool", False))
+    if pressed or is_new or pressed_pool:
+        try:
+            check(choice)
+        except SettingsError as error:
+            say_error(error)
+            return
         _start(ref, workload or samples.load(name), choice, store)
+
+
+def _follow_link(store: Store, preset: str, names: list[str]) -> None:
+    """Let the panel begin with the settings of a pair that a link has opened."""
+    ref = state.shown_pair()
+    if not state.opened_by_link() or ref is None:
+        return
+    with guarded():
+        a, b = (load(r, store).meta.settings for r in (ref.a, ref.b))
+        start_from(engine_settings(a, names), engine_settings(b, names), preset)
 
 
 def _sample_name() -> str:
@@ -118,6 +141,7 @@ def _start(ref: TraceRef, workload: Workload, choice: Choice, store: Store) -> N
     job = Job(
         lambda report, cancelled: replay_both(workload, choice, store, report, cancelled),
         {"A": Progress(), "B": Progress()},
+        made_from=ref.key,
     )
     state.set_job(job.start())
     st.rerun()
@@ -139,7 +163,10 @@ def _result(store: Store, source: str) -> None:
             )
             return
     a, b = load(ref.a, store), load(ref.b, store)
-    _header(a, b, ref, is_sample)
+    previous = is_previous(source)
+    _header(a, b, ref, is_sample, "Previous result: " if previous else "")
+    if source == "trace" and not previous:
+        _machine_section(b)
     key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
     found, cost = compared(key, a, b)
     verdict_section(found)
@@ -177,8 +204,20 @@ def _press(num_gpu_blocks: int, source: str) -> None:
     st.session_state["press_pool"] = True
 
 
-def _header(a: Run, b: Run, ref: PairRef, is_sample: bool) -> None:
-    """Title, set-up in one line, and the button that exchanges the sides."""
+def _machine_section(run: Run) -> None:
+    """What a trace does not say and the replay had to choose: model, device and pool."""
+    meta, given = run.meta, run.meta.settings
+    size = f" of {meta.block_size_tokens} tokens" if meta.block_size_tokens else ""
+    st.caption(
+        f"A request trace does not say what served it. Replayed as **{plain(given.get('model'))}** on "
+        f"**{plain(given.get('device'))}** with a pool of **{run.recording.pool_blocks:,} blocks**{size}: "
+        "choose your own under *Replay* in the side bar."
+    )
+
+
+def _header(a: Run, b: Run, ref: PairRef, is_sample: bool, before: str) -> None:
+    """Title, set-up in one line, and the button that exchanges the sides. before: goes ahead of the
+    title."""
     with st.container(
         horizontal=True,
         horizontal_alignment="distribute",
@@ -187,19 +226,23 @@ def _header(a: Run, b: Run, ref: PairRef, is_sample: bool) -> None:
     ):
         names = run_names(a, b)
         st.title(
-            f"A {plain(names['A'])} against B {plain(names['B'])}",
+            f"{before}A {plain(names['A'])} against B {plain(names['B'])}",
             anchor=False,
             width="content",
         )
-        st.button(
-            "⇄ Swap A and B", on_click=state.show_pair, args=(ref.swapped(),), key="swap_sides"
-        )
+        st.button("⇄ Swap A and B", on_click=_swap, args=(ref.swapped(),), key="swap_sides")
     sample = (
         "**Sample data** (to replay your own, choose *Trace* on the left) · "
         if is_sample
         else ""
     )
     st.caption(sample + plain(set_up(a, b)))
+
+
+def _swap(pair: PairRef) -> None:
+    """Exchange the runs, and the settings they came from."""
+    state.show_pair(pair, state.made_from())
+    exchange_sides()
 
 
 def set_up(a: Run, b: Run) -> str:

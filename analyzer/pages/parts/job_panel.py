@@ -48,5 +48,5 @@ def _ended(job: Job) -> None:
         say_error(job.error)
     elif job.result is not None:
         a, b = job.result
-        state.show_pair(PairRef(f"run:{a}", f"run:{b}"))
+        state.show_pair(PairRef(f"run:{a}", f"run:{b}"), job.made_from)
         st.rerun()

@@ -24,11 +24,12 @@ class Progress:
 
 @dataclass
 class Job:
-    """Runs `work(report, cancelled)` in a thread. progress: part -> Progress, in the order given.
-    After it has ended exactly one of result, error and was_cancelled says how."""
+    """Runs `work(report, cancelled)` in a thread. progress: part -> Progress, in the order given;
+    made_from: key of what it works on. After it has ended exactly one of result, error and was_cancelled says how."""
 
     work: Callable[[Report, Cancelled], Any]
     progress: dict[str, Progress]
+    made_from: str = ""
     result: Any = None
     error: BaseException | None = None
     _stop: threading.Event = field(default_factory=threading.Event)

@@ -6,7 +6,7 @@ What a setting does, and whether values fit together, is the engine's business.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Kind = Literal["int", "float", "bool", "choice"]
@@ -15,7 +15,7 @@ Kind = Literal["int", "float", "bool", "choice"]
 @dataclass(frozen=True)
 class Setting:
     """One engine setting. name: the engine's and vLLM's; optional: an empty field means None;
-    choices: of kind "choice"; least, greatest: bounds of a number; for_b: B may differ from A."""
+    choices: of kind "choice"; least, greatest: bounds of a number; notes: choice -> what to add to it."""
 
     name: str
     label: str
@@ -26,10 +26,19 @@ class Setting:
     least: float | None = None
     greatest: float | None = None
     step: float | None = None
-    for_b: bool = True
+    notes: Mapping[str, str] = field(default_factory=dict)
 
 
-POOL = (
+LINK = "link_gb_per_s"  # of the panel alone: stands for two parameters of the cost model
+
+FIRST = (
+    Setting(
+        "model",
+        "Model",
+        "choice",
+        "Shape of the model: sets KV bytes per token and the cost of a step.",
+    ),
+    Setting("device", "Device", "choice", "GPU preset: compute, memory and link speed."),
     Setting(
         "num_gpu_blocks",
         "Pool in blocks",
@@ -48,6 +57,8 @@ POOL = (
         least=16,
         step=1000,
     ),
+)
+POOL = (
     Setting(
         "gpu_memory_utilization",
         "GPU memory utilization",
@@ -76,13 +87,6 @@ POOL = (
 )
 MACHINE = (
     Setting(
-        "model",
-        "Model",
-        "choice",
-        "Shape of the model: sets KV bytes per token and the cost of a step.",
-    ),
-    Setting("device", "Device", "choice", "GPU preset: compute, memory and link speed."),
-    Setting(
         "tensor_parallel_size",
         "Tensor parallel size",
         "choice",
@@ -95,6 +99,15 @@ MACHINE = (
         "choice",
         "`kv_cache_dtype`: auto keeps the model's own, fp8 halves it.",
         choices=("auto", "fp8"),
+    ),
+    Setting(
+        LINK,
+        "Link bandwidth (GB/s)",
+        "float",
+        "Between GPU and host, each way, for large copies. Empty: the device's.",
+        optional=True,
+        least=0.1,
+        step=1.0,
     ),
 )
 SCHEDULER = (
@@ -124,6 +137,15 @@ SCHEDULER = (
         step=512,
     ),
     Setting(
+        "max_model_len",
+        "Longest request (tokens)",
+        "int",
+        "`max_model_len`: prompt and output together. Empty: the model's.",
+        optional=True,
+        least=2,
+        step=1024,
+    ),
+    Setting(
         "enable_prefix_caching",
         "Prefix caching",
         "bool",
@@ -148,7 +170,6 @@ SCHEDULER = (
         "Asynchronous scheduling",
         "bool",
         "`async_scheduling`: a step is scheduled before the last one's tokens are known.",
-        for_b=False,
     ),
 )
 PREEMPTION = (
@@ -159,6 +180,7 @@ PREEMPTION = (
         "Which running request loses its blocks. vLLM: last (priority under the priority policy).",
         choices=("last", "priority", "fewest-computed", "most-blocks"),
         optional=True,
+        notes={"priority": "needs policy priority"},
     ),
     Setting(
         "host_gib",
@@ -184,9 +206,11 @@ PREEMPTION = (
     ),
 )
 MODES = ("recompute", "swap")
+# Beside FIRST, which is always in sight.
 GROUPS: Mapping[str, Sequence[Setting]] = {
     "KV pool": POOL,
     "Preemption": PREEMPTION,
     "Scheduler": SCHEDULER,
-    "Model and device": MACHINE,
+    "Machine": MACHINE,
 }
+ALL = (*FIRST, *(setting for group in GROUPS.values() for setting in group))

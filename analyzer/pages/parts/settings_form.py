@@ -8,15 +8,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
-from analyzer.pages.parts.settings import GROUPS, MODES, Setting
+from analyzer.look import three_digits
+from analyzer.pages.parts.messages import plain
+from analyzer.pages.parts.settings import ALL, FIRST, GROUPS, LINK, MODES, Setting
 
 SAME = "as A"
 ALL_SETTINGS = "all_settings"
 DEFAULT = "default"  # left to the engine
+MODE = "preemption_mode"
+LINK_WAYS = ("link_in_bytes_per_s", "link_out_bytes_per_s")
+_STARTS = "form_starts"  # preset -> what its panel starts from
+_TURN = "form_turn"  # a new number gives every widget its start value anew
+Choices = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,80 @@ class Choice:
     shape: Shape = field(default_factory=Shape)
 
 
+@dataclass(frozen=True)
+class Start:
+    """What the panel starts from. a: A's settings; differs: those of B that are not A's."""
+
+    a: Mapping[str, Any]
+    differs: Mapping[str, Any]
+    shape: Shape = field(default_factory=Shape)
+
+
+# ---- what the panel starts from -------------------------------------------------------------------
+
+
+def engine_settings(recorded: Mapping[str, Any], known: Sequence[str]) -> dict[str, Any]:
+    """A recording's settings as the panel has them; known: names of the engine's settings.
+
+    The recording holds the pool's blocks even where tokens were asked for: tokens come first here.
+    """
+    found = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in recorded.items()
+        if name in known
+    }
+    if found.get("kv_tokens") is not None:
+        found["num_gpu_blocks"] = None
+    overrides = dict(found.get("cost_overrides") or {})
+    there, back = (overrides.get(way) for way in LINK_WAYS)
+    if there is not None and there == back:
+        found[LINK] = there / 1e9
+        overrides = {k: v for k, v in overrides.items() if k not in LINK_WAYS}
+    return {**found, "cost_overrides": overrides}
+
+
+def start_from(a: Mapping[str, Any], b: Mapping[str, Any], preset: str) -> None:
+    """Let the panel of that preset show these settings; before it is drawn."""
+    differs = {k: v for k, v in b.items() if k not in a or a[k] != v}
+    _keep(Start(a, differs, Shape(seed=int(a.get("seed") or 0))), preset)
+    _turn_over()
+
+
+def exchange_sides() -> None:
+    """Let every panel have B's settings for A and A's for B; for a button's callback."""
+    for preset, start in st.session_state.get(_STARTS, {}).items():
+        b = {**start.a, **start.differs}
+        back = {k: start.a.get(k) for k in start.differs}
+        _keep(Start(b, back, start.shape), preset)
+    _turn_over()
+
+
 def set_pool(num_gpu_blocks: int, preset: str) -> None:
-    """Put a pool size into the panel; for a button's callback, before the panel is drawn."""
-    st.session_state[ALL_SETTINGS] = True
-    st.session_state[_key("num_gpu_blocks", preset)] = num_gpu_blocks
+    """Put a pool size of both sides into the panel; for a button's callback."""
+    start = st.session_state.get(_STARTS, {}).get(preset)
+    if start is not None:
+        differs = {
+            k: v for k, v in start.differs.items() if k not in ("num_gpu_blocks", "kv_tokens")
+        }
+        pool = {"num_gpu_blocks": num_gpu_blocks, "kv_tokens": None}
+        _keep(Start({**start.a, **pool}, differs, start.shape), preset)
+        _turn_over()
 
 
-def _key(name: str, preset: str) -> str:
-    return f"set_a_{name}@{preset}"
+def _keep(start: Start, preset: str) -> None:
+    st.session_state.setdefault(_STARTS, {})[preset] = start
+
+
+def _turn_over() -> None:
+    st.session_state[_TURN] = st.session_state.get(_TURN, 0) + 1
+
+
+def _key(side: str, name: str, preset: str) -> str:
+    turn = st.session_state.get(_TURN, 0)
+    return f"set_{side}_{name}@{preset}" + (f"#{turn}" if turn else "")
+
+
+# ---- the panel ------------------------------------------------------------------------------------
 
 
 def settings_form(
@@ -61,56 +135,97 @@ def settings_form(
     defaults, since a widget that is there keeps its value when its default changes.
     """
     choices = {"model": tuple(models), "device": tuple(devices)}
+    first = Start({**defaults, MODE: MODES[0]}, {MODE: MODES[1]})
+    start = st.session_state.setdefault(_STARTS, {}).setdefault(preset, first)
     all_settings = st.toggle(
         "All settings",
         key=ALL_SETTINGS,
-        help="Off: the defaults apply, apart from the two modes.",
+        help="Off: the settings that are not shown keep their values.",
     )
     with st.form("settings", border=False):
-        left, right = st.columns(2)
-        mode_a = left.selectbox(
-            "A preempts by",
-            MODES,
-            index=0,
-            key="set_a_preemption_mode",
-            help="What happens to a victim's KV in run A.",
-        )
-        mode_b = right.selectbox(
-            "B preempts by",
-            MODES,
-            index=1,
-            key="set_b_preemption_mode",
-            help="What happens to a victim's KV in run B.",
-        )
+        a, differs = _first_fields(start, choices, preset)
         pressed = st.form_submit_button(
             "Apply and replay both", type="primary", width="stretch"
         )
-        a: dict[str, Any] = {"preemption_mode": mode_a}
-        differs: dict[str, Any] = {}
-        shape = Shape()
+        shape = start.shape
         if all_settings:
-            a |= _all_fields(defaults, choices, preset)
+            for title, group in GROUPS.items():
+                with st.expander(title):
+                    a |= {
+                        s.name: _field(s, start.a.get(s.name), choices, preset) for s in group
+                    }
             with st.expander("B differs in"):
                 st.caption("Left alone, B is set like A.")
-                differs = _differences(choices)
+                differs |= _differences(start.differs, choices, preset)
             with st.expander("Requests"):
-                shape = _shape_fields()
-    base = one_pool({**defaults, **a}, a)
-    other = one_pool({**base, "preemption_mode": mode_b, **differs}, differs)
-    return Choice(base, other, shape), pressed
+                shape = _shape_fields(start.shape)
+        else:
+            differs = {**start.differs, **differs}
+            _hidden_words(first.a, start)
+    base = one_pool({**defaults, **start.a, **a}, a)
+    other = one_pool({**base, **differs}, differs)
+    if pressed:
+        _keep(Start(base, differs, shape), preset)
+    return Choice(_with_link(base), _with_link(other), shape), pressed
 
 
-def _all_fields(
-    defaults: Mapping[str, Any], choices: Mapping[str, tuple[Any, ...]], preset: str
-) -> dict[str, Any]:
-    """A's widgets, group by group, and their values."""
-    found: dict[str, Any] = {}
-    for title, group in GROUPS.items():
-        with st.expander(title, expanded=title == "KV pool"):
-            for setting in group:
-                found[setting.name] = _field(
-                    setting, defaults.get(setting.name), choices, preset
-                )
+def _first_fields(
+    start: Start, choices: Choices, preset: str
+) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What is always in sight: both modes, model, device and pool; A's values and B's mode."""
+    left, right = st.columns(2)
+    modes = {}
+    for side, column, value in (
+        ("a", left, start.a.get(MODE)),
+        ("b", right, start.differs.get(MODE, start.a.get(MODE))),
+    ):
+        modes[side] = column.selectbox(
+            f"{side.upper()} preempts by",
+            MODES,
+            index=MODES.index(value) if value in MODES else 0,
+            key=_key(side, MODE, preset),
+            help=f"What happens to a victim's KV in run {side.upper()}.",
+        )
+    a: dict[str, Any] = {MODE: modes["a"]}
+    for pair in (FIRST[:2], FIRST[2:]):
+        for setting, column in zip(pair, st.columns(2), strict=True):
+            with column:
+                a[setting.name] = _field(setting, start.a.get(setting.name), choices, preset)
+    if a["num_gpu_blocks"] is None and a["kv_tokens"] is None:
+        st.caption("Pool: what the model leaves of the device's memory.")
+    return a, {MODE: modes["b"]}
+
+
+def _hidden_words(defaults: Mapping[str, Any], start: Start) -> None:
+    """Say which settings out of sight are not the defaults."""
+    said = [
+        f"{s.label} {_say(start.a[s.name])}"
+        for group in GROUPS.values()
+        for s in group
+        if s.name in start.a and start.a[s.name] not in (defaults.get(s.name), None)
+    ]
+    said += [
+        f"B: {s.label} {_say(start.differs[s.name])}" for s in ALL if s.name in start.differs
+    ]
+    if start.shape != Shape():
+        said.append("requests cut, sped up or spread")
+    if said:
+        st.caption(plain(f"Also set: {'; '.join(said)}."))
+
+
+def _say(value: Any) -> str:
+    if isinstance(value, bool):
+        return "on" if value else "off"
+    return three_digits(value) if isinstance(value, float) else str(value)
+
+
+def _with_link(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The engine's settings: the link's bandwidth becomes two parameters of the cost model."""
+    found = dict(settings)
+    bandwidth = found.pop(LINK, None)
+    if bandwidth is not None:
+        both = dict.fromkeys(LINK_WAYS, bandwidth * 1e9)
+        found["cost_overrides"] = {**(found.get("cost_overrides") or {}), **both}
     return found
 
 
@@ -124,66 +239,91 @@ def one_pool(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str,
     return dict(settings)
 
 
-def _field(
-    setting: Setting, default: Any, choices: Mapping[str, tuple[Any, ...]], preset: str
-) -> Any:
+def _options(setting: Setting, value: Any, choices: Choices) -> tuple[Any, ...]:
+    """What may be chosen; a value that came from elsewhere, such as a recording, too."""
+    options = choices.get(setting.name, setting.choices)
+    return options if value is None or value in options else (value, *options)
+
+
+def _labelled(setting: Setting, value: Any) -> str:
+    note = setting.notes.get(str(value))
+    return f"{value} ({note})" if note else str(value)
+
+
+def _field(setting: Setting, default: Any, choices: Choices, preset: str) -> Any:
     """A's widget of one setting, and its value; None for what the engine is to choose."""
-    key = _key(setting.name, preset)
+    key = _key("a", setting.name, preset)
     if setting.kind == "bool":
         return st.toggle(setting.label, value=bool(default), key=key, help=setting.help)
     if setting.kind == "choice":
-        options = choices.get(setting.name, setting.choices)
+        options = _options(setting, default, choices)
         if setting.optional:
             options = (DEFAULT, *options)
         index = options.index(default) if default in options else 0
-        value = st.selectbox(setting.label, options, index=index, key=key, help=setting.help)
+        value = st.selectbox(
+            setting.label,
+            options,
+            index=index,
+            key=key,
+            help=setting.help,
+            format_func=partial(_labelled, setting),
+        )
         return None if value == DEFAULT else value
     return _number(setting, default, key, DEFAULT)
 
 
 def _number(setting: Setting, value: Any, key: str, placeholder: str) -> Any:
+    """A number's widget. Its bounds give way to a value from elsewhere, which the engine took."""
     as_type = int if setting.kind == "int" else float
 
     def cast(v: float | None) -> Any:
         return None if v is None else as_type(v)
 
+    least, greatest = setting.least, setting.greatest
+    if value is not None:
+        least = None if least is None else min(least, value)
+        greatest = None if greatest is None else max(greatest, value)
     return st.number_input(
-        setting.label, min_value=cast(setting.least), max_value=cast(setting.greatest), value=cast(value),
+        setting.label, min_value=cast(least), max_value=cast(greatest), value=cast(value),
         step=cast(setting.step), key=key, help=setting.help, placeholder=placeholder,
         format="%d" if setting.kind == "int" else None,
     )  # fmt: skip
 
 
-def _differences(choices: Mapping[str, tuple[Any, ...]]) -> dict[str, Any]:
-    """B's widgets; only what was set to something comes back."""
+def _differences(start: Mapping[str, Any], choices: Choices, preset: str) -> dict[str, Any]:
+    """B's widgets, one for every setting; only what was set to something comes back."""
     found: dict[str, Any] = {}
-    for group in GROUPS.values():
-        for setting in group:
-            if not setting.for_b:
-                continue
-            key = f"set_b_{setting.name}"
-            if setting.kind in ("bool", "choice"):
-                options = (
-                    ("on", "off")
-                    if setting.kind == "bool"
-                    else choices.get(setting.name, setting.choices)
-                )
-                value = st.selectbox(setting.label, (SAME, *options), key=key)
-                if value != SAME:
-                    found[setting.name] = value == "on" if setting.kind == "bool" else value
+    for setting in ALL:
+        key, value = _key("b", setting.name, preset), start.get(setting.name)
+        if setting.kind in ("bool", "choice"):
+            if setting.kind == "bool":
+                options: tuple[Any, ...] = ("on", "off")
+                value = None if value is None else "on" if value else "off"
             else:
-                number = _number(setting, None, key, SAME)
-                if number is not None:
-                    found[setting.name] = number
+                options = _options(setting, value, choices)
+            index = 0 if value is None else options.index(value) + 1
+            chosen = st.selectbox(
+                setting.label,
+                (SAME, *options),
+                index=index,
+                key=key,
+                format_func=partial(_labelled, setting),
+            )
+            if chosen != SAME:
+                found[setting.name] = chosen == "on" if setting.kind == "bool" else chosen
+        else:
+            number = _number(setting, value, key, SAME)
+            if number is not None:
+                found[setting.name] = number
     return found
 
 
-def _shape_fields() -> Shape:
+def _shape_fields(start: Shape) -> Shape:
     left, right = st.columns(2)
-    start = left.number_input(
+    from_s = left.number_input(
         "From (s)",
         min_value=0.0,
-        value=0.0,
+        value=start.window_s[0],
         step=60.0,
         key="shape_start",
         help="Requests that arrive earlier are left out.",
@@ -191,7 +331,7 @@ def _shape_fields() -> Shape:
     end = right.number_input(
         "To (s)",
         min_value=0.0,
-        value=None,
+        value=start.window_s[1],
         step=60.0,
         key="shape_end",
         placeholder="the end",
@@ -201,26 +341,27 @@ def _shape_fields() -> Shape:
         "Rate scale",
         min_value=0.01,
         max_value=1000.0,
-        value=1.0,
+        value=start.rate_scale,
         step=0.25,
         key="shape_rate",
         help="2 lets the same requests arrive twice as fast.",
     )
     spread = st.toggle(
         "Spread arrivals within a clock tick",
+        value=start.spread,
         key="shape_spread",
         help="For traces whose clock is coarser than the arrivals, such as Mooncake's 3 s.",
     )
     seed = st.number_input(
         "Seed",
         min_value=0,
-        value=0,
+        value=start.seed,
         step=1,
         key="shape_seed",
         help="Of the spreading and of whatever the engine draws at random.",
     )
     return Shape(
-        (float(start or 0.0), None if end is None else float(end)),
+        (float(from_s or 0.0), None if end is None else float(end)),
         float(rate or 1.0),
         bool(spread),
         int(seed or 0),

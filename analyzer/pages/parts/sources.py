@@ -46,9 +46,32 @@ def source_section(store: Store) -> str:
 
 
 def _source_changed() -> None:
+    if (running := state.job()) is not None:  # its result would land under another source
+        running.cancel()
+        state.set_job(None)
     if st.session_state.get("source") in (None, "sample"):
         state.show_pair(None)
         state.set_trace(None)
+
+
+def is_previous(source: str) -> bool:
+    """Whether the shown pair is of a source given before, for want of a result of this one."""
+    pair = state.shown_pair()
+    if source == "trace":
+        ref = state.trace()
+        return ref is None or pair is None or state.made_from() != ref.key
+    if source == "recordings":
+        sides = _sides()
+        return pair is None or sides not in ([pair.a, pair.b], [pair.b, pair.a])
+    return False
+
+
+def _sides() -> list[str]:
+    """The chosen recordings, "" where none is chosen; those of a link until others are chosen."""
+    pair = state.shown_pair()
+    if pair and pair.a.startswith("file:") and "side_a" not in st.session_state:
+        st.session_state["side_a"], st.session_state["side_b"] = pair.a, pair.b
+    return [str(st.session_state.get(f"side_{s}") or "") for s in "ab"]
 
 
 def _sample_inputs() -> None:
@@ -69,7 +92,11 @@ def _sample_inputs() -> None:
 
 
 def _trace_inputs(store: Store) -> None:
-    given = _uploader("trace", "Drop a request trace", False)
+    ref = state.trace()
+    entry = store.get(ref.id) if ref else None
+    if entry is not None:
+        st.markdown(f":material/description: **{plain(entry.name)}**")
+    given = _uploader("trace", "Drop another trace" if entry else "Drop a request trace", False)
     if given is not None:
         _use_trace(_spool(store, given))
         _close_uploader("trace")
@@ -141,18 +168,21 @@ def _use_trace(entry: Entry) -> None:
 
 
 def _set_side(side: str, entry: Entry) -> None:
+    _sides()  # a link's recordings stay in the place that is not given anew
     st.session_state[f"side_{side}"] = f"file:{entry.id}"
-    refs = [st.session_state.get(f"side_{s}") for s in "ab"]
+    refs = _sides()
     if all(refs):
-        state.show_pair(PairRef(str(refs[0]), str(refs[1])))
+        state.show_pair(PairRef(refs[0], refs[1]))
 
 
 def _chosen_sides(store: Store) -> None:
     """Which file is in which place."""
-    for side in "ab":
-        ref = st.session_state.get(f"side_{side}")
-        entry = store.get(str(ref).partition(":")[2]) if ref else None
-        st.markdown(f"**{side.upper()}**: {plain(entry.name) if entry else 'not chosen yet'}")
+    pair, sides = state.shown_pair(), _sides()
+    if pair and sides == [pair.b, pair.a]:  # the page's button has exchanged them
+        sides.reverse()
+    for side, ref in zip("AB", sides, strict=True):
+        entry = store.get(ref.partition(":")[2]) if ref else None
+        st.markdown(f"**{side}**: {plain(entry.name) if entry else 'not chosen yet'}")
 
 
 def _recent(store: Store) -> None:

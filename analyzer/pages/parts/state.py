@@ -1,6 +1,9 @@
 """What the Compare page remembers, and how it is mirrored in the URL.
 
-Session state owns: the shown pair, the shown range, the trace to be replayed, the running job. The URL follows: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace.
+Session state owns: the shown pair and what it was made from, the shown range, the trace to be
+replayed, the running job. The URL is read when a session begins and written by `write_url` alone, at
+the end of a run: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace. A
+browser may send the URL as it was before the last change; the next run writes it again.
 """
 
 from __future__ import annotations
@@ -15,6 +18,9 @@ from analyzer.pages.parts.jobs import Job
 from analyzer.pages.parts.runs import PairRef
 
 SHOWN_RANGE = "shown_range"  # (start, end) on the axis, or None for all of it
+VIEW = "view"  # what the range belongs to
+MADE_FROM = "made_from"
+FROM_LINK = "from_link"
 
 
 @dataclass(frozen=True)
@@ -36,28 +42,55 @@ def shown_pair() -> PairRef | None:
     if "pair" not in st.session_state:
         a, b = st.query_params.get("a"), st.query_params.get("b")
         st.session_state["pair"] = PairRef(a, b) if a and b else None
+        st.session_state[FROM_LINK] = bool(a and b)
+        linked = _linked_trace()
+        st.session_state[MADE_FROM] = linked.key if linked and a and b else ""
     found = st.session_state["pair"]
     return found if isinstance(found, PairRef) else None
 
 
-def show_pair(pair: PairRef | None) -> None:
-    """Put another pair on the page (None: the sample) and forget the range of the old one."""
+def show_pair(pair: PairRef | None, made_from: str = "") -> None:
+    """Put another pair on the page (None: the sample) and forget the range of the old one.
+
+    made_from: key of the trace that was replayed, "" where none was.
+    """
     st.session_state["pair"] = pair
-    if pair is None:
-        st.query_params.pop("a", None)
-        st.query_params.pop("b", None)
-    else:
-        st.query_params["a"], st.query_params["b"] = pair.a, pair.b
-    set_range(None)
+    st.session_state[MADE_FROM] = made_from
+    st.session_state[FROM_LINK] = False
+    forget_range()
 
 
-def set_range(shown: tuple[float, float] | None) -> None:
-    """The part of the axis to show, in session and URL (`?t=100-130`)."""
-    st.session_state[SHOWN_RANGE] = shown
-    if shown is None:
-        st.query_params.pop("t", None)
-    else:
-        st.query_params["t"] = f"{shown[0]:.6g}-{shown[1]:.6g}"
+def made_from() -> str:
+    """Key of the trace whose replay is shown; "" for a sample's or given recordings."""
+    shown_pair()
+    return str(st.session_state.get(MADE_FROM, ""))
+
+
+def opened_by_link() -> bool:
+    """True once: whether the shown pair came with the URL and nobody has asked this before."""
+    shown_pair()
+    return bool(st.session_state.pop(FROM_LINK, False))
+
+
+# ---- the shown range ------------------------------------------------------------------------------
+
+
+def look_at(view: str) -> None:
+    """Note whose range is shown: the pair and the axis it is drawn on."""
+    st.session_state[VIEW] = view
+
+
+def set_range(shown: tuple[float, float] | None, view: str) -> None:
+    """Show a part of the axis, None for all of it; nothing happens where another view is shown by
+    now, since a browser reports a zoom late."""
+    if st.session_state.get(VIEW) == view:
+        st.session_state[SHOWN_RANGE] = shown
+
+
+def forget_range() -> None:
+    """Show all of whatever is drawn next; reports for what was drawn before no longer count."""
+    st.session_state[SHOWN_RANGE] = None
+    st.session_state[VIEW] = None
 
 
 def parse_range(text: str) -> tuple[float, float] | None:
@@ -76,6 +109,39 @@ def asked_range() -> tuple[float, float] | None:
         st.session_state[SHOWN_RANGE] = parse_range(st.query_params.get("t", ""))
     found = st.session_state[SHOWN_RANGE]
     return found if isinstance(found, tuple) else None
+
+
+# ---- the URL --------------------------------------------------------------------------------------
+
+
+def write_url() -> None:
+    """Bring the URL to what is shown. A result of another trace than the one given is left out:
+    opened again, the link replays its trace."""
+    pair, shown, ref = shown_pair(), asked_range(), trace()
+    if ref is not None and made_from() != ref.key:
+        pair = shown = None
+    wanted = {
+        "a": pair.a if pair else None,
+        "b": pair.b if pair else None,
+        "t": f"{shown[0]:.6g}-{shown[1]:.6g}" if shown else None,
+        "trace": ref.id if ref else None,
+        "columns": _columns_text(ref) if ref else None,
+    }
+    for name, value in wanted.items():
+        if value is None:
+            st.query_params.pop(name, None)
+        elif st.query_params.get(name) != value:
+            st.query_params[name] = value
+
+
+def _columns_text(ref: TraceRef) -> str | None:
+    if not ref.mapping and not ref.time_unit:
+        return None
+    how = {"mapping": dict(ref.mapping), "time_unit": ref.time_unit}
+    return json.dumps(how, separators=(",", ":"))
+
+
+# ---- the trace and its replay -----------------------------------------------------------------------
 
 
 def trace() -> TraceRef | None:
@@ -104,15 +170,8 @@ def _linked_trace() -> TraceRef | None:
 
 
 def set_trace(ref: TraceRef | None) -> None:
+    """The trace to be replayed from now on; None for none."""
     st.session_state["trace_ref"] = ref
-    for name in ("trace", "columns"):
-        st.query_params.pop(name, None)
-    if ref is None:
-        return
-    st.query_params["trace"] = ref.id
-    if ref.mapping or ref.time_unit:
-        how = {"mapping": dict(ref.mapping), "time_unit": ref.time_unit}
-        st.query_params["columns"] = json.dumps(how, separators=(",", ":"))
 
 
 def mark_replayed(key: str) -> None:

@@ -6,6 +6,8 @@ session state; what is in the rows is known in `view`.
 
 from __future__ import annotations
 
+import hashlib
+from functools import partial
 from typing import cast
 
 import polars as pl
@@ -16,7 +18,7 @@ from analyzer.look import DARK, LIGHT, Side, Theme, seconds, three_digits
 from analyzer.pages.parts.events import events_section
 from analyzer.pages.parts.messages import guarded
 from analyzer.pages.parts.runs import Run
-from analyzer.pages.parts.state import asked_range, set_range
+from analyzer.pages.parts.state import asked_range, forget_range, look_at, set_range, write_url
 from analyzer.pages.parts.view import (
     ALIGNMENTS,
     ROWS,
@@ -48,12 +50,15 @@ def timeline_section(key: str, a: Run, b: Run) -> None:
     with guarded():
         by, which = _controls()
         pair = aligned(key, by, a, b)
+        view = f"{key}\0{by}"
+        look_at(view)
         shown = pair.clip(asked_range())
-        _chart(pair, shown, which)
-        _range_slider(pair, shown)
+        _chart(pair, shown, which, view)
+        _range_slider(pair, shown, view)
         _range_words(pair, shown)
         _data(pair, shown)
         events_section(pair, shown, by)
+    write_url()
 
 
 def _controls() -> tuple[Alignment, list[str]]:
@@ -68,7 +73,7 @@ def _controls() -> tuple[Alignment, list[str]]:
             required=True,
             key="by",
             bind="query-params",
-            on_change=_forget_range,
+            on_change=forget_range,
             label_visibility="collapsed",
         )
         which = st.pills(
@@ -85,7 +90,7 @@ def _controls() -> tuple[Alignment, list[str]]:
     return by, list(which or ["blocks"])
 
 
-def _chart(pair: Aligned, shown: tuple[float, float], which: list[str]) -> None:
+def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: str) -> None:
     rows = timeline_rows(pair, shown, which)
     axis = pair.axis(shown)
     st.plotly_chart(
@@ -95,26 +100,31 @@ def _chart(pair: Aligned, shown: tuple[float, float], which: list[str]) -> None:
         config=figures.CONFIG,
         alt=figures.alt_text(rows, axis, pair.names),
     )
-    zoom_listener("timeline", pair.full, key="zoom", on_change=_zoomed)
+    zoom_listener(
+        "timeline", pair.full, view, key="zoom", on_change=partial(_zoomed, pair.full)
+    )
 
 
-def _range_slider(pair: Aligned, shown: tuple[float, float]) -> None:
-    """The keyboard's way to zoom, and the way back."""
+def _range_slider(pair: Aligned, shown: tuple[float, float], view: str) -> None:
+    """The keyboard's way to zoom, and the way back. A slider of its own per view, since a browser
+    moves the ends of one whose bounds change, and reports that as a choice."""
     low, high = pair.full
+    key = f"range_slider_{hashlib.blake2b(view.encode(), digest_size=6).hexdigest()}"
     step = _round_step((high - low) / 1000)
-    st.session_state["range_slider"] = shown
+    st.session_state[key] = shown
     with st.container(horizontal=True, vertical_alignment="center", key="range"):
         st.slider(
             "Shown range",
             low,
             high,
             step=step,
-            key="range_slider",
+            key=key,
             format=_slider_format(step, pair.unit),
             on_change=_slid,
+            args=(key, view, pair.full),
         )
         st.button(
-            "Show all", on_click=_forget_range, disabled=shown == pair.full, key="show_all"
+            "Show all", on_click=forget_range, disabled=shown == pair.full, key="show_all"
         )
 
 
@@ -188,16 +198,22 @@ def data_table(pair: Aligned, shown: tuple[float, float], stretches: int = 60) -
     )
 
 
-def _forget_range() -> None:
-    set_range(None)
+def _zoomed(full: tuple[float, float]) -> None:
+    report = st.session_state["zoom"].range or {}
+    start, end = report.get("range") or (None, None)
+    shown = None if start is None or end is None else (float(start), float(end))
+    _ask(shown, str(report.get("view")), full)
 
 
-def _zoomed() -> None:
-    start, end = st.session_state["zoom"].range or (None, None)
-    set_range(None if start is None or end is None else (float(start), float(end)))
-
-
-def _slid() -> None:
-    start, end = st.session_state["range_slider"]
+def _slid(key: str, view: str, full: tuple[float, float]) -> None:
+    start, end = st.session_state[key]
     if end > start:
-        set_range((float(start), float(end)))
+        _ask((float(start), float(end)), view, full)
+
+
+def _ask(shown: tuple[float, float] | None, view: str, full: tuple[float, float]) -> None:
+    """Show that part; the whole axis is no range, whoever reports it."""
+    slack = (full[1] - full[0]) * 1e-3
+    if shown and shown[0] <= full[0] + slack and shown[1] >= full[1] - slack:
+        shown = None
+    set_range(shown, view)

@@ -16,15 +16,22 @@ _mount = st.components.v2.component("kv_replay_zoom", js=_JS)
 
 
 def zoom_listener(
-    target: str, full: tuple[float, float], *, key: str, on_change: Callable[[], None]
+    target: str,
+    full: tuple[float, float],
+    view: str,
+    *,
+    key: str,
+    on_change: Callable[[], None],
 ) -> None:
     """Report the visible x range of chart `target` in session state under `key`, as `.range`.
 
-    full: the whole axis, the bounds for moving by keys (W and S zoom, A and D move, 0 shows all).
-    `range` is [lo, hi], or [None, None] for the whole axis.
+    full: the whole axis, the bounds for moving by keys (W and S zoom, A and D move, 0 shows all);
+    view: names what the chart shows, and comes back with a report, which may be late.
+    `.range` is {"view": view, "range": [lo, hi], "turn": n}, [None, None] for the whole axis; turn
+    makes every report a new one.
     """
     _mount(
-        data={"target": target, "full": list(full)},
+        data={"target": target, "full": list(full), "view": view},
         key=key,
         on_range_change=on_change,
         height=1,

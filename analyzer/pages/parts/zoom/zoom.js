@@ -1,5 +1,6 @@
 // Tells Python which part of the x axis a native Plotly chart shows, and moves it by keys.
-// data = {target: key of the chart, full: [lo, hi]}; state "range" = [lo, hi], or [null, null] for all.
+// data = {target: key of the chart, full: [lo, hi], view: what it shows};
+// state "range" = {view, range: [lo, hi] or [null, null] for all, turn: a new number each time}.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
 const TYPED_INTO = new Set(["textbox", "searchbox", "combobox", "listbox", "spinbutton", "slider", "grid"]);
 const DEBOUNCE_MS = 100;
@@ -20,14 +21,17 @@ function moved(key, [lo, hi], [first, last]) {
 export default function (component) {
   const { data, setStateValue, parentElement } = component;
   const host = parentElement.host || parentElement;
-  const state = host.__kvZoom || (host.__kvZoom = { chart: null, timer: null, generation: 0 });
+  const state = host.__kvZoom || (host.__kvZoom = { chart: null, timer: null, generation: 0, turn: 0 });
   state.set = setStateValue;
   state.target = data.target;
   state.full = data.full;
+  if (state.view !== data.view) clearTimeout(state.timer); // what was about to be told is of the last view
+  state.view = data.view;
 
   const send = (range, wait) => {
+    const view = state.view;
     clearTimeout(state.timer);
-    state.timer = setTimeout(() => state.set("range", range), wait);
+    state.timer = setTimeout(() => state.set("range", { view, range, turn: Date.now() + ++state.turn }), wait);
   };
   state.onRelayout = state.onRelayout || ((change) => {
     const names = Object.keys(change || {});
