@@ -54,6 +54,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def _summary(arguments: argparse.Namespace) -> int:
     from analyzer.summary import summarize
+    from analyzer.words import label, show
     from traces.recording import open_recording
 
     with open_recording(arguments.recording) as recording:
@@ -63,14 +64,15 @@ def _summary(arguments: argparse.Namespace) -> int:
         _print_json(figures)
         _print_notes(notes, sys.stderr)
         return 0
-    rows = [[name, _show(name, value)] for name, value in _flat(figures)]
-    _print_table(recording.label, ["figure", "value"], rows)
+    rows = [[label(name), name, show(name, value)] for name, value in _flat(figures)]
+    _print_table(recording.label, ["Figure", "key", "value"], rows)
     _print_notes(notes, sys.stdout)
     return 0
 
 
 def _compare(arguments: argparse.Namespace) -> int:
     from analyzer.compare import compare
+    from analyzer.words import label, show, show_change, show_delta
     from traces.recording import open_recording
 
     with open_recording(arguments.a) as a, open_recording(arguments.b) as b:
@@ -88,11 +90,12 @@ def _compare(arguments: argparse.Namespace) -> int:
         return 0
     rows = [
         [
+            label(row["metric"]),
             row["metric"],
-            _show(row["metric"], row["a"]),
-            _show(row["metric"], row["b"]),
-            _show(row["metric"], row["delta"], sign=True),
-            "" if row["delta_frac"] is None else f"{row['delta_frac'] * 100:+.1f} %",
+            show(row["metric"], row["a"]),
+            show(row["metric"], row["b"]),
+            show_delta(row["metric"], row["delta"]),
+            show_change(row["delta_frac"]),
             row["verdict"] or "",
         ]
         for row in result.table.iter_rows(named=True)
@@ -100,9 +103,8 @@ def _compare(arguments: argparse.Namespace) -> int:
     print(result.verdict.text)
     if result.verdict.why:
         print(result.verdict.why)
-    _print_table(
-        f"A: {a.label}   B: {b.label}", ["figure", "A", "B", "B - A", "of A", "B is"], rows
-    )
+    header = ["Figure", "key", "A", "B", "B − A", "of A", "B is"]
+    _print_table(f"A: {a.label}   B: {b.label}", header, rows)
     _print_notes(list(result.notes), sys.stdout)
     return 0
 
@@ -115,16 +117,6 @@ def _flat(figures: dict[str, Any]) -> list[tuple[str, Any]]:
         else:
             flat.append((key, value))
     return flat
-
-
-def _show(metric: str, value: float | None, *, sign: bool = False) -> str:
-    """A figure for reading; the unit is in its name."""
-    if value is None:
-        return "-"
-    plus = "+" if sign else ""
-    name = metric.split()[0]
-    whole = name.startswith("num_") or name.endswith(("_tokens", "_bytes"))
-    return f"{value:{plus},.0f}" if whole else f"{value:{plus},.6g}"
 
 
 def _print_json(content: dict[str, Any]) -> None:
@@ -141,14 +133,13 @@ def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
     from rich.table import Table
 
     table = Table(title=None, box=None, pad_edge=False)
-    for i, name in enumerate(header):
-        last = name == "B is"
-        table.add_column(name, justify="left" if i == 0 or last else "right", no_wrap=True)
+    for name in header:
+        words = name in ("Figure", "key", "B is")
+        table.add_column(name, justify="left" if words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)
     console = Console(markup=False, highlight=False)
-    if not console.is_terminal:
-        console.width = 200  # a file or a pipe has no edge at which to cut figures off
+    console.width = 200  # whoever has less wraps a line, which is better than figures cut off
     console.print(title)
     console.print(table)
 

@@ -12,7 +12,7 @@ from typing import Any
 import polars as pl
 
 from analyzer.latency import REQUEST_METRICS, request_latency
-from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals
+from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals, paired_sum_interval
 from analyzer.summary import summarize
 from analyzer.verdict import Verdict, give_verdict
 from traces.errors import CompareError
@@ -34,7 +34,8 @@ LOWER_IS_BETTER = (
     "queue_s",
 )
 HIGHER_IS_BETTER = ("num_finished", "output_tokens_per_s")
-TOLERANCE_FRAC = 0.005  # of A: less than any clock or model of one is good for
+TOLERANCE_FRAC = 0.005  # of A: less than any clock is good for
+MODELLED_TOLERANCE_FRAC = 0.01  # of A, for times that a model made: docs/figures-explained.md
 VERDICTS = ("better", "worse", "no difference")
 
 
@@ -80,6 +81,7 @@ def compare_all(
             figures_a,
             figures_b,
             request_intervals(a.requests, b.requests, seed),
+            modelled="modelled" in (a.meta.clock, b.meta.clock),
             unjudged=_unlike_costs(a, b),
         )
         delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
@@ -152,7 +154,8 @@ def _differences(a: Recording, b: Recording) -> list[str]:
 
 
 def request_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int = 0) -> dict[str, Interval]:
-    """Figure ("ttft_s p99") -> paired bootstrap interval over requests that both finished.
+    """Figure ("ttft_s p99", "num_preemptions") -> paired bootstrap interval over requests: those
+    that both finished for latencies, all that both had for counts.
 
     a, b: `requests` tables. A figure of all finished requests may differ a little from that of the
     pairs; where the two runs finished different requests, the interval is that of the pairs.
@@ -170,7 +173,27 @@ def request_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int = 0) -> dict[s
         x, y = (values[c].to_numpy() for c in values.columns)
         found = paired_intervals(x, y, seed)
         intervals |= {f"{metric} {key}": interval for key, interval in found.items()}
-    return intervals
+    return intervals | _count_intervals(a, b, seed)
+
+
+def _count_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int) -> dict[str, Interval]:
+    """Intervals of sums over the requests that both runs had, whatever became of them."""
+    columns = ("num_preemptions", "recomputed_tokens")
+    pairs = (
+        a.sort("arrival_s", maintain_order=True)
+        .select("request_id", *columns)
+        .join(
+            b.select("request_id", *columns),
+            on="request_id",
+            suffix="_b",
+            maintain_order="left",
+        )
+        .drop_nulls()
+    )
+    sums = {c: tuple(pairs[x].to_numpy() for x in (c, f"{c}_b")) for c in columns}
+    sums["num_preempted_requests"] = tuple(x > 0 for x in sums["num_preemptions"])
+    found = {name: paired_sum_interval(x, y, seed) for name, (x, y) in sums.items()}
+    return {name: interval for name, interval in found.items() if interval is not None}
 
 
 def _unlike_costs(a: Recording, b: Recording) -> tuple[str, ...]:
@@ -187,12 +210,14 @@ def delta_table(
     b: dict[str, Any],
     intervals: dict[str, Interval],
     *,
+    modelled: bool = False,
     unjudged: tuple[str, ...] = (),
 ) -> pl.DataFrame:
     """One row a figure, as Comparison.table says.
 
-    "no difference" where the figures differ by at most 0.5 % of A, or where the interval of a
-    latency holds zero. unjudged: figures to leave without a verdict. Counts and sums of a run have no interval: they are what they are.
+    "no difference" where the figures differ by less than the tolerance (of A; a wider one for
+    times if `modelled`), or where the interval holds zero. unjudged: figures to leave without a
+    verdict. Other counts and sums of a run have no interval: they are what they are.
     """
     rows = []
     for metric, (x, y) in _flat(a, b).items():
@@ -209,7 +234,7 @@ def delta_table(
                 "high": interval.high if interval else None,
                 "verdict": None
                 if metric in unjudged
-                else _judge(metric.split()[0], x, delta, interval),
+                else _judge(metric.split()[0], x, delta, interval, modelled),
             }
         )
     return pl.DataFrame(
@@ -233,11 +258,17 @@ def _flat(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
 
 
 def _judge(
-    metric: str, a: float | None, delta: float | None, interval: Interval | None
+    metric: str,
+    a: float | None,
+    delta: float | None,
+    interval: Interval | None,
+    modelled: bool,
 ) -> str | None:
     if delta is None or a is None or metric not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
         return None
-    if abs(delta) <= TOLERANCE_FRAC * abs(a) or (interval and not interval.excludes_zero):
+    is_time = metric.endswith("_s")  # rates included
+    tolerance = MODELLED_TOLERANCE_FRAC if modelled and is_time else TOLERANCE_FRAC
+    if abs(delta) <= tolerance * abs(a) or (interval and not interval.excludes_zero):
         return "no difference"
     return "better" if (delta < 0) == (metric in LOWER_IS_BETTER) else "worse"
 

@@ -14,6 +14,8 @@ from analyzer.stats import summarize_sample
 from traces.errors import SettingsError
 
 REQUEST_METRICS = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
+OVERLOAD_QUEUE_FRAC = 0.5
+OVERLOAD_MIN_REQUESTS = 20  # fewer tell nothing of a trend
 GOODPUT_BOUNDS = (*REQUEST_METRICS, "max_itl_s")
 
 
@@ -47,6 +49,26 @@ def latency_summary(latency: pl.DataFrame) -> dict[str, dict[str, float | None]]
     """
     done = latency.filter(pl.col("status").cast(pl.String) == "finished")
     return {m: summarize_sample(done[m].drop_nulls().to_numpy()) for m in REQUEST_METRICS}
+
+
+def overload_wait_s(requests: pl.DataFrame) -> float | None:
+    """Mean wait before a request first runs, where the load outruns the engine; else None.
+
+    It does where requests wait for at least OVERLOAD_QUEUE_FRAC of their time and those that came
+    in the last quarter wait over twice as long as those of the first: the queue only grows.
+    """
+    waits = request_latency(requests.sort("arrival_s", maintain_order=True)).drop_nulls(
+        "queue_s"
+    )
+    quarter = waits.height // 4
+    if waits.height < OVERLOAD_MIN_REQUESTS:
+        return None
+    queue = waits["queue_s"].to_numpy()
+    mean_s, e2e_s = float(queue.mean()), waits["e2e_s"].mean()
+    grows = queue[-quarter:].mean() > 2 * queue[:quarter].mean()
+    if not isinstance(e2e_s, float) or mean_s < OVERLOAD_QUEUE_FRAC * e2e_s or not grows:
+        return None
+    return mean_s
 
 
 def goodput(

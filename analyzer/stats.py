@@ -76,17 +76,41 @@ def paired_intervals(a: np.ndarray, b: np.ndarray, seed: int = 0) -> Mapping[str
     n = len(a)
     if n == 0:
         return {}
+    index = _resamples(n, seed)
+    point = sample_statistics(b[None, :])[0] - sample_statistics(a[None, :])[0]
+    drawn = sample_statistics(b[index]) - sample_statistics(a[index])
+    low, high = point + _spread(drawn, point, index.shape[1], n)
+    return {
+        key: Interval(float(point[i]), float(low[i]), float(high[i]))
+        for i, key in enumerate(SUMMARY_KEYS)
+    }
+
+
+def paired_sum_interval(a: np.ndarray, b: np.ndarray, seed: int = 0) -> Interval | None:
+    """Sum of b less that of a with its interval, drawn as in `paired_intervals`; None for n = 0.
+
+    a, b: [n], the same requests in the same order of arrival, no NaN.
+    """
+    n = len(a)
+    if n == 0:
+        return None
+    difference = b.astype(np.float64) - a
+    index = _resamples(n, seed)
+    point = np.atleast_1d(difference.sum())
+    drawn = difference[index].mean(axis=-1, keepdims=True) * n
+    low, high = point + _spread(drawn, point, index.shape[1], n)
+    return Interval(float(point[0]), float(low[0]), float(high[0]))
+
+
+def _resamples(n: int, seed: int) -> np.ndarray:
+    """Rows of [0, n) to draw: [RESAMPLES, m], in runs of neighbours."""
     m = min(n, MAX_SAMPLE)
     run = max(1, round(m ** (1 / 3)))
     rng = np.random.default_rng(seed)
     starts = rng.integers(0, n, size=(RESAMPLES, -(-m // run)))
-    index = ((starts[:, :, None] + np.arange(run)) % n).reshape(RESAMPLES, -1)[:, :m]
-    point = sample_statistics(b[None, :])[0] - sample_statistics(a[None, :])[0]
-    drawn = sample_statistics(b[index]) - sample_statistics(a[index])
-    spread = (np.quantile(drawn, [0.025, 0.975], axis=0) - point) * np.sqrt(m / n)
-    return {
-        key: Interval(
-            float(point[i]), float(point[i] + spread[0, i]), float(point[i] + spread[1, i])
-        )
-        for i, key in enumerate(SUMMARY_KEYS)
-    }
+    return ((starts[:, :, None] + np.arange(run)) % n).reshape(RESAMPLES, -1)[:, :m]
+
+
+def _spread(drawn: np.ndarray, point: np.ndarray, m: int, n: int) -> np.ndarray:
+    """Distance of both ends of the interval from the point: [2, k], scaled from m to n rows."""
+    return np.asarray((np.quantile(drawn, [0.025, 0.975], axis=0) - point) * np.sqrt(m / n))

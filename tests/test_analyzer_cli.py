@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from analyzer.__main__ import main
+from analyzer.words import show_delta
 from tests.builders import make_meta, make_requests, make_steps, write
 from tests.worlds import chunked_return
 
@@ -103,9 +104,27 @@ def test_tables_are_printed_for_people(
     main(["summary", str(a)])
     main(["compare", str(a), str(b)])
 
-    out = capsys.readouterr().out
-    assert "num_preemptions" in out
-    assert "no difference" in out
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert "Preemptions num_preemptions 1" in lines
+    assert "Recomputed, of all computed recomputed_frac 21.1 %" in lines
+    assert "Duration duration_s 9.00 s 9.00 s 0 s 0 % no difference" in lines
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "shown"),
+    [
+        ("swap_out_bytes", 26_384_269_312, "+24.6 GiB"),
+        ("num_steps", -1234, "−1,234"),
+        ("itl_s p90", 0.000381, "+381 µs"),
+        ("duration_s", 0.0, "0 s"),
+        ("recomputed_frac", -0.01347, "−1.35 points"),
+        ("duration_s", None, "—"),
+    ],
+)
+def test_differences_are_shown_with_sign_unit_and_three_digits(
+    metric: str, value: float | None, shown: str
+) -> None:
+    assert show_delta(metric, value) == shown
 
 
 def test_a_recording_that_cannot_be_read_is_one_sentence_and_exit_code_2(

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from analyzer.compare import compare, compare_all, preempted_requests
-from analyzer.stats import paired_intervals, summarize_sample
+from analyzer.stats import paired_intervals, paired_sum_interval, summarize_sample
 from tests.builders import make_events, make_meta, make_requests, make_steps, record
 from tests.worlds import chunked_return
 from traces.errors import CompareError
@@ -69,7 +69,7 @@ def test_a_run_against_itself_shows_no_difference_anywhere(tmp_path: Path) -> No
     assert found.verdict.winner == "none"
     assert (
         found.verdict.text
-        == "At 10 blocks, there is no difference between A (a) and B (b) (70.0 s and 70.0 s)."
+        == "At 10 blocks, in modelled time, there is no difference between A (a) and B (b), which finish in 70.0 s and 70.0 s."
     )
 
 
@@ -88,11 +88,46 @@ def test_a_run_that_is_sooner_is_better_in_what_changed_and_only_there(tmp_path:
 
 
 def test_fewer_preemptions_are_better_and_fewer_finished_requests_worse(tmp_path: Path) -> None:
-    found = compare(make_run(tmp_path / "a", n=60), make_run(tmp_path / "b", n=50, preempted=1))
+    found = compare(
+        make_run(tmp_path / "a", n=60, preempted=40),
+        make_run(tmp_path / "b", n=50, preempted=1),
+    )
 
-    assert row_of(found.table, "num_preemptions")["verdict"] == "better"
-    assert row_of(found.table, "num_preemptions")["delta_frac"] == pytest.approx(-2 / 3)
+    row = row_of(found.table, "num_preemptions")
+    assert (row["verdict"], row["delta"]) == ("better", -39.0)
+    assert row["low"] < -39.0 < row["high"] < 0.0
     assert row_of(found.table, "num_finished")["verdict"] == "worse"
+
+
+def test_a_few_preemptions_less_are_no_difference(tmp_path: Path) -> None:
+    found = compare(
+        make_run(tmp_path / "a", preempted=3), make_run(tmp_path / "b", preempted=2)
+    )
+
+    row = row_of(found.table, "num_preemptions")
+    assert (row["verdict"], row["delta"], row["high"]) == ("no difference", -1.0, 0.0)
+    assert row_of(found.table, "num_preempted_requests")["verdict"] == "no difference"
+
+
+def test_modelled_times_need_a_larger_difference_than_measured_ones(tmp_path: Path) -> None:
+    judged = []
+    for clock in ("modelled", "measured"):
+        a = make_run(tmp_path / f"a-{clock}", e2e=100.0, clock=clock)
+        b = make_run(tmp_path / f"b-{clock}", e2e=99.2, clock=clock)
+        judged.append(row_of(compare(a, b).table, "e2e_s p50")["verdict"])
+
+    assert judged == ["no difference", "better"]  # 0.8 % of A
+
+
+def test_a_sum_over_pairs_has_an_interval_around_it() -> None:
+    a = np.array([0, 3, 0, 0, 1, 2] * 50)
+
+    found = paired_sum_interval(a, a + np.arange(300) % 2)
+
+    assert found is not None
+    assert found.delta == 150.0
+    assert 120.0 < found.low < 150.0 < found.high < 180.0
+    assert paired_sum_interval(np.empty(0), np.empty(0)) is None
 
 
 def test_link_time_beside_the_computing_is_not_judged_against_engine_time(

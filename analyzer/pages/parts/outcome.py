@@ -12,10 +12,11 @@ from typing import Any
 import polars as pl
 import streamlit as st
 
-from analyzer.compare import Comparison, compare
-from analyzer.look import gib, seconds, three_digits
+from analyzer.compare import MODELLED_TOLERANCE_FRAC, TOLERANCE_FRAC, Comparison, compare
+from analyzer.look import three_digits
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import Run
+from analyzer.words import label, percent, show, show_change, show_delta
 
 COST = "preemption_cost_s"
 CARDS = (
@@ -42,31 +43,6 @@ CARDS = (
         "Share of steps with at least 98 % of the KV pool in use.",
     ),
 )
-LABELS = {
-    "num_requests": "Requests",
-    "num_finished": "Finished",
-    "num_refused": "Refused",
-    "num_steps": "Steps",
-    "duration_s": "Duration",
-    "num_preemptions": "Preemptions",
-    "num_preempted_requests": "Requests preempted",
-    "preemption_cost_s": "Preemption cost",
-    "recomputed_tokens": "Tokens recomputed",
-    "recomputed_frac": "of all computed",
-    "prefix_cached_tokens": "Tokens from the prefix cache",
-    "swap_out_bytes": "Swapped out",
-    "swap_in_bytes": "Swapped in",
-    "stall_s": "Stalled for copies",
-    "peak_used_frac": "Peak use of the pool",
-    "full_steps_frac": "Steps at least 98 % full",
-    "output_tokens_per_s": "Output tokens per second",
-    "ttft_s": "TTFT",
-    "tpot_s": "TPOT",
-    "itl_s": "ITL",
-    "e2e_s": "E2E",
-    "queue_s": "Queueing",
-}
-ARROWS = {"better": "▲ better", "worse": "▼ worse", "no difference": "● no difference"}
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)
@@ -79,29 +55,12 @@ def compared(key: str, _a: Run, _b: Run) -> tuple[Comparison, dict[str, float | 
     return found, {side: fig[COST] for side, fig in (("a", found.a), ("b", found.b))}
 
 
-def show(metric: str, value: float | None) -> str:
-    """A figure as people read it: '15.4 s', '3.42 GiB', '24.4 %', '1,234'."""
-    name = metric.split()[0]
-    if value is None:
-        return "—"
-    if name.endswith("_s") and not name.endswith("_per_s"):
-        return seconds(value)
-    if name.endswith("_bytes"):
-        return gib(value)
-    if name.endswith("_frac"):
-        return f"{three_digits(value * 100)} %"
-    return f"{value:,.0f}" if float(value).is_integer() else three_digits(value)
-
-
-def label(metric: str) -> str:
-    name, _, which = metric.partition(" ")
-    return f"{LABELS.get(name, name)} {which}".strip()
-
-
 def verdict_section(found: Comparison) -> None:
-    """The sentence with its condition."""
+    """The sentence with its condition, and what each side spent."""
     with st.container(key="verdict", border=True):
         st.markdown(f"**{plain(found.verdict.text)}**")
+        if found.verdict.why:
+            st.markdown(plain(found.verdict.why))
 
 
 def cards_section(found: Comparison, cost: dict[str, float | None]) -> None:
@@ -140,7 +99,7 @@ def _change(row: dict[str, Any]) -> str:
         return f"{arrow} {three_digits(abs(delta) * 100)} points {word}".strip()
     if row["delta_frac"] is None:
         return f"{arrow} from 0 {word}".strip()
-    return f"{arrow} {abs(row['delta_frac']) * 100:,.1f} % {word}".strip()
+    return f"{arrow} {percent(abs(row['delta_frac']))} {word}".strip()
 
 
 def delta_section(found: Comparison) -> None:
@@ -151,33 +110,39 @@ def delta_section(found: Comparison) -> None:
             "Figure": [label(m) for m in rows["metric"]],
             "A": _column(rows, "a"),
             "B": _column(rows, "b"),
-            "B − A": _column(rows, "delta"),
-            "Change": [_percent(f) for f in rows["delta_frac"]],
+            "B − A": [
+                show_delta(m, v) for m, v in zip(rows["metric"], rows["delta"], strict=True)
+            ],
+            "Change": [show_change(f) for f in rows["delta_frac"]],
             "95 % interval of B − A": [_interval(r) for r in rows.iter_rows(named=True)],
-            "B is": [ARROWS.get(v or "", "") for v in rows["verdict"].cast(pl.String)],
+            "B is": [_judged(r) for r in rows.iter_rows(named=True)],
         }
     )
     st.dataframe(
         shown,
         hide_index=True,
-        height=460,
+        height="content",
         column_config={
             name: st.column_config.TextColumn(alignment="right") for name in shown.columns[1:-1]
         },
         alt="Figures of run A and run B with their differences",
     )
     st.caption(
-        "Intervals: paired block bootstrap over requests; they say what another draw of such requests could have given. "
-        "Counts and sums of a run have none. A difference of at most 0.1 %, or whose interval holds zero, is no difference."
+        "Intervals: paired block bootstrap over requests; they say what another draw of such requests could have given, and nothing of the model's error. "
+        f"No difference: the interval holds zero, or the figures differ by less than {percent(MODELLED_TOLERANCE_FRAC)} where times are modelled, {percent(TOLERANCE_FRAC)} otherwise."
     )
+
+
+def _judged(row: dict[str, Any]) -> str:
+    """'▼ better': the arrow says where the figure went, the word what that means."""
+    word = str(row["verdict"] or "")
+    if not row["delta"] or not word or word == "no difference":
+        return word
+    return f"{'▲' if row['delta'] > 0 else '▼'} {word}"
 
 
 def _column(rows: pl.DataFrame, name: str) -> list[str]:
     return [show(m, v) for m, v in zip(rows["metric"], rows[name], strict=True)]
-
-
-def _percent(frac: float | None) -> str:
-    return "" if frac is None else f"{frac * 100:+,.1f} %".replace("-", "−")
 
 
 def _interval(row: dict[str, Any]) -> str:

@@ -1,0 +1,154 @@
+"""Under what two runs were made: the setup they share, and what tells the sides apart.
+
+It knows metadata and words for it; it reads no table and judges nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from traces.recording import Meta, Recording
+
+# what goes without saying; None: the writer did not set it, so that its engine's default held
+USUAL: Mapping[str, tuple[Any, ...]] = {
+    "model": (None, "llama-3.1-8b"),
+    "device": (None, "h100-sxm"),
+    "policy": (None, "fcfs"),
+    "enable_prefix_caching": (None, True),
+    "enable_chunked_prefill": (None, True),
+    "async_scheduling": (None, False),
+    "watermark": (None, 0),
+    "tensor_parallel_size": (None, 1),
+    "kv_cache_dtype": (None, "auto"),
+    "weight_dtype": (None, "auto"),
+    "compat": (None,),
+    "cost_overrides": (None, {}),
+}
+_SAID = {
+    "policy": "policy {}",
+    "enable_prefix_caching": "no prefix cache",
+    "enable_chunked_prefill": "no chunked prefill",
+    "async_scheduling": "asynchronous scheduling",
+    "watermark": "watermark {}",
+    "tensor_parallel_size": "tensor parallel {}",
+    "kv_cache_dtype": "KV cache in {}",
+    "weight_dtype": "weights in {}",
+    "compat": "the faults of {}",
+    "cost_overrides": "changed cost parameters",
+}
+_USUAL_VICTIM = {"fcfs": "last", "priority": "priority"}  # by policy, as in vLLM
+_SWAP_ONLY = ("copy_mode", "copy_path", "host_gib", "num_host_blocks")
+_IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")
+MOST_NAMED = 3
+
+
+def describe_condition(
+    a: Meta, b: Meta, pool_a: int, pool_b: int, *, copies: bool = True
+) -> str:
+    """The setup in words: pool, then model, device and settings where they are unusual or differ,
+    and copy path and link where a side moves KV to the host.
+
+    Of two sides that copy, only what they share is said here; settings that differ are in their
+    names (`side_names`). copies: False where nothing was preempted, so that nothing was copied.
+    """
+    parts = [
+        f"{pool_a:,} block{'' if pool_a == 1 else 's'}"
+        if pool_a == pool_b
+        else f"{pool_a:,} (A) and {pool_b:,} (B) blocks"
+    ]
+    parts[0] += _unusual_name("device", "on", a, b)
+    parts[0] += _unusual_name("model", "with", a, b)
+    parts += _shared_settings(a, b)
+    if a.clock == "step":
+        return ", ".join([*parts, "in steps"])
+    text = ", ".join(parts)
+    copying = [m for m in (a, b) if m.preemption_mode not in (None, "recompute")]
+    return f"{text}{_copies(copying)}" if copies and copying else text
+
+
+def _unusual_name(kind: str, word: str, a: Meta, b: Meta) -> str:
+    """' on rtx-4090', or '' for the usual one; both where they differ."""
+    left, right = _name_of(a, kind), _name_of(b, kind)
+    if left and right and left != right:
+        return f" {word} {left} (A) and {right} (B)"
+    name = left or right
+    return "" if name in USUAL[kind] else f" {word} {name}"
+
+
+def _name_of(meta: Meta, kind: str) -> str | None:
+    said = meta.get(kind) or meta.settings.get(kind)
+    name = said.get("name") if isinstance(said, Mapping) else said
+    return str(name) if name else None
+
+
+def _shared_settings(a: Meta, b: Meta) -> list[str]:
+    """Words for settings that both sides have and that are not the usual ones."""
+    left, right = a.settings, b.settings
+    words = [
+        phrase.format(left.get(key))
+        for key, phrase in _SAID.items()
+        if left.get(key) == right.get(key) and left.get(key) not in USUAL[key]
+    ]
+    victims = [_victim(s) for s in (left, right)]
+    if victims[0] == victims[1] and victims[0] != _USUAL_VICTIM.get(str(a.policy or "fcfs")):
+        words.append(f"victim {victims[0]}")
+    return words
+
+
+def _victim(settings: Mapping[str, Any]) -> Any:
+    """The victim rule in force: the one set, or the policy's own."""
+    return settings.get("victim") or _USUAL_VICTIM.get(str(settings.get("policy") or "fcfs"))
+
+
+def _copies(copying: list[Meta]) -> str:
+    shared = [
+        _shared([m.settings.get(key) for m in copying]) for key in ("copy_mode", "copy_path")
+    ]
+    said = " ".join(str(w) for w in shared if w)
+    link = _shared([_link_bytes_per_s(m) for m in copying])
+    text = f" and {said} copies" if said else ""
+    return text if link is None else f"{text} over a {link / 1e9:.3g} GB/s link"
+
+
+def _shared(values: list[Any]) -> Any:
+    """The value, if all are the same; else None."""
+    return values[0] if all(v == values[0] for v in values) else None
+
+
+def _link_bytes_per_s(meta: Meta) -> float | None:
+    device = meta.get("device")
+    return device.get("link_out_bytes_per_s") if isinstance(device, Mapping) else None
+
+
+def side_names(a: Recording, b: Recording) -> tuple[str, str]:
+    """What to call the sides: by preemption mode and other settings that differ (MOST_NAMED at
+    most), or by label where nothing does.
+
+    Left out: what the condition says, and of a pair with one swapping side how that side copies.
+    """
+    left, right = a.meta.settings, b.meta.settings
+    modes = (a.meta.preemption_mode, b.meta.preemption_mode)
+    by_mode = None not in modes and modes[0] != modes[1]
+    hidden = {"preemption_mode", *_IN_CONDITION} if by_mode else {"model", "device"}
+    if modes != ("swap", "swap"):
+        hidden |= set(_SWAP_ONLY)
+    keys = [
+        k for k in sorted({*left, *right}) if left.get(k) != right.get(k) and k not in hidden
+    ]
+    if not by_mode and not keys:
+        return f"A ({a.label})", f"B ({b.label})"
+    names = []
+    for side, settings, mode in (("A", left, modes[0]), ("B", right, modes[1])):
+        words = [str(mode)] if by_mode else []
+        words += [f"{k} {_value(settings.get(k))}" for k in keys[:MOST_NAMED]]
+        if len(keys) > MOST_NAMED:
+            words.append(f"{len(keys) - MOST_NAMED} more")
+        names.append(f"{side} ({', '.join(words)})")
+    return names[0], names[1]
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "default"
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else str(value)
