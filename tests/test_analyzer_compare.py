@@ -9,7 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analyzer.compare import compare, compare_all, preempted_requests
+from analyzer.compare import (
+    MODELLED_TOLERANCE_FRAC,
+    TOLERANCE_FRAC,
+    compare,
+    compare_all,
+    preempted_requests,
+)
 from analyzer.stats import paired_intervals, paired_sum_interval, summarize_sample
 from tests.builders import make_events, make_meta, make_requests, make_steps, record
 from tests.worlds import chunked_return
@@ -281,3 +287,19 @@ def test_a_third_run_is_held_against_the_first(tmp_path: Path) -> None:
 
     assert [f.verdict.winner for f in found] == ["B", "A"]
     assert found[0].delta == compare(a, b).delta
+
+
+def test_the_page_that_explains_figures_names_every_one_of_them_and_both_tolerances(
+    tmp_path: Path,
+) -> None:
+    page = (Path(__file__).parents[1] / "docs" / "figures-explained.md").read_text()
+
+    missing = [
+        key
+        for key in compare(make_run(tmp_path / "a"), make_run(tmp_path / "b")).a
+        if f"`{key}`" not in page
+    ]
+
+    assert missing == []
+    assert (TOLERANCE_FRAC, MODELLED_TOLERANCE_FRAC) == (0.005, 0.01)
+    assert "**0.5 %** of A, and **1 %** for times where a clock is modelled" in page
