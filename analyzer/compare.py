@@ -11,6 +11,7 @@ from typing import Any
 
 import polars as pl
 
+from analyzer.condition import SWAP_ONLY
 from analyzer.latency import REQUEST_METRICS, request_latency
 from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals, paired_sum_interval
 from analyzer.summary import summarize
@@ -143,10 +144,15 @@ def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
 
 
 def _differences(a: Recording, b: Recording) -> list[str]:
-    """Notes on incomplete runs and on settings, other than the mode, that differ."""
+    """Notes on incomplete runs and on settings that differ, those of copies only if both copy."""
     notes = [f"{side}: {note}" for side, rec in (("A", a), ("B", b)) for note in rec.notes]
     left, right = a.meta.settings, b.meta.settings
-    keys = [k for k in sorted({*left, *right}) if left.get(k) != right.get(k)]
+    both_swap = a.meta.preemption_mode == b.meta.preemption_mode == "swap"
+    keys = [
+        k
+        for k in sorted({*left, *right})
+        if left.get(k) != right.get(k) and (both_swap or k not in SWAP_ONLY)
+    ]
     for name in ("model", "device", "executor"):
         if name not in keys and a.meta.get(name) != b.meta.get(name):
             notes.append(f"A and B differ in {name}.")

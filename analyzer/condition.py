@@ -38,7 +38,8 @@ _SAID = {
     "cost_overrides": "changed cost parameters",
 }
 _USUAL_VICTIM = {"fcfs": "last", "priority": "priority"}  # by policy, as in vLLM
-_SWAP_ONLY = ("copy_mode", "copy_path", "host_gib", "num_host_blocks")
+# settings without effect on a run that recomputes
+SWAP_ONLY = ("copy_mode", "copy_path", "host_gib", "num_host_blocks")
 _IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")
 MOST_NAMED = 3
 
@@ -132,7 +133,7 @@ def side_names(a: Recording, b: Recording) -> tuple[str, str]:
     by_mode = None not in modes and modes[0] != modes[1]
     hidden = {"preemption_mode", *_IN_CONDITION} if by_mode else {"model", "device"}
     if modes != ("swap", "swap"):
-        hidden |= set(_SWAP_ONLY)
+        hidden |= set(SWAP_ONLY)
     keys = [
         k for k in sorted({*left, *right}) if left.get(k) != right.get(k) and k not in hidden
     ]
@@ -141,7 +142,8 @@ def side_names(a: Recording, b: Recording) -> tuple[str, str]:
     names = []
     for side, settings, mode in (("A", left, modes[0]), ("B", right, modes[1])):
         words = [str(mode)] if by_mode else []
-        words += [f"{k} {_value(settings.get(k))}" for k in keys[:MOST_NAMED]]
+        in_force = {**settings, "victim": _victim(settings)}
+        words += [f"{k} {_value(in_force.get(k))}" for k in keys[:MOST_NAMED]]
         if len(keys) > MOST_NAMED:
             words.append(f"{len(keys) - MOST_NAMED} more")
         names.append(f"{side} ({', '.join(words)})")

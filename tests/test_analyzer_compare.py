@@ -249,6 +249,23 @@ def test_settings_that_differ_are_listed(tmp_path: Path) -> None:
     assert "preemption_mode: recompute in A, swap in B." in found.notes
 
 
+def test_how_blocks_are_copied_is_noted_only_where_both_sides_copy(tmp_path: Path) -> None:
+    plain = make_meta()["settings"]
+    runs = {
+        (mode, copy): make_run(
+            tmp_path / f"{mode}-{copy}",
+            settings={**plain, "preemption_mode": mode, "copy_mode": copy},
+        )
+        for mode, copy in (("recompute", "blocking"), ("swap", "async"), ("swap", "blocking"))
+    }
+
+    one = compare(runs["recompute", "blocking"], runs["swap", "async"]).notes
+    both = compare(runs["swap", "blocking"], runs["swap", "async"]).notes
+
+    assert one == ("preemption_mode: recompute in A, swap in B.",)
+    assert both == ("copy_mode: blocking in A, async in B.",)
+
+
 def test_requests_are_sorted_by_where_they_were_preempted() -> None:
     def table(**times: int) -> pl.DataFrame:
         rows = [

@@ -377,7 +377,7 @@ def test_sides_of_two_modes_also_name_what_else_differs(tmp_path: Path) -> None:
     a, b = (record(tmp_path / n, meta=m) for n, m in (("a", left), ("b", right)))
 
     assert side_names(a, b) == (
-        "A (recompute, victim default)",
+        "A (recompute, victim last)",
         "B (swap, victim most-blocks)",
     )
 
