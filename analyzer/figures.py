@@ -23,6 +23,7 @@ from analyzer.marks import Mark, in_words, pen, traces_of, values_of
 GAP_PX = 40  # between rows: room for the next row's title
 TOP_PX = 58  # legend, and the first row's title
 BOTTOM_PX = 48
+STRIP_PX = 2  # of the axis below the first row
 LEFT_PX = 50  # a label such as 12,000
 WHOLE_UNITS = ("blocks", "requests", "tokens")
 CONFIG: dict[str, Any] = {
@@ -131,6 +132,10 @@ def timeline(
         top = bottom - GAP_PX
     for shade in axis.shades:
         _draw_shade(drawing, shade, axis, theme)
+    if len(rows) > 1:
+        edge = 1 - rows[0].height_px / inner
+        strip = (edge - STRIP_PX / inner, edge)
+        _draw_first_ticks(drawing, axis, strip, len(rows) + 1, theme)
     layout = {
         **_layout(inner, theme),
         **drawing.axes,
@@ -328,6 +333,41 @@ def _draw_shade(drawing: _Drawing, shade: Shade, axis: XAxis, theme: Theme) -> N
         drawing.write(shade.label, 11, theme.muted, x=(start + end) / 2, y=1, **place)
 
 
+def _draw_first_ticks(
+    drawing: _Drawing, axis: XAxis, domain: tuple[float, float], n: int, theme: Theme
+) -> None:
+    """Labels of the x axis under the first row too, since the last one is below the fold: a
+    second x axis that goes along with the first, on a strip between two rows."""
+    strip = f"y{_nth(n)}"
+    drawing.axes[f"yaxis{_nth(n)}"] = {
+        "domain": list(domain),
+        "anchor": "x2",
+        "fixedrange": True,
+        "visible": False,
+    }
+    drawing.axes["xaxis2"] = {
+        "matches": "x",
+        "range": list(axis.range),
+        "anchor": strip,
+        "tickformat": ",~r",
+        "ticksuffix": f" {axis.unit}" if axis.unit else "",
+        "tickfont": {"size": 10.5, "color": theme.muted},
+        "showgrid": False,
+        "zeroline": False,
+    }
+    drawing.traces.append(
+        {
+            "type": "scatter",
+            "x": [None],
+            "y": [None],
+            "xaxis": "x2",
+            "yaxis": strip,
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    )
+
+
 def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
     clear = "rgba(0,0,0,0)"
     family = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
@@ -341,7 +381,12 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
         "hovermode": "x unified",
         "hoversubplots": "axis",
         "hoverdistance": 60,
-        "hoverlabel": {"font": {"size": 12}, "bgcolor": theme.ground, "namelength": -1},
+        "hoverlabel": {
+            "font": {"size": 11, "color": theme.text},
+            "bgcolor": faded(theme.ground, 0.8),
+            "bordercolor": theme.grid,
+            "namelength": -1,
+        },
         "dragmode": "zoom",
         "barmode": "overlay",
         "legend": {

@@ -1,6 +1,6 @@
 """The marks of a timeline's rows, and the Plotly traces that draw them.
 
-It knows lines, areas, bars and differences, and the pen of each side. It does not know rows, axes
+It knows lines, areas, bars, bands and differences, and the pen of each side. It does not know rows, axes
 or recordings. None of them answers to the mouse: the cursor's box reads `figures.Readings`.
 """
 
@@ -58,7 +58,19 @@ class Difference:
     y: np.ndarray
 
 
-Mark = Line | Areas | Bars | Difference
+@dataclass(frozen=True)
+class Band:
+    """From the least to the greatest value of each stretch, faint, behind a line of means.
+    x, low, high: (n,); label: what lies in it."""
+
+    label: str
+    x: np.ndarray
+    low: np.ndarray
+    high: np.ndarray
+    side: Side
+
+
+Mark = Line | Areas | Bars | Difference | Band
 
 
 def pen(side: Side, look: Look, theme: Theme, role: Role | None = None) -> dict[str, Any]:
@@ -77,6 +89,8 @@ def traces_of(mark: Mark, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
         return _areas(mark, y_axis, theme)
     if isinstance(mark, Bars):
         return [_bars(mark, y_axis, theme)]
+    if isinstance(mark, Band):
+        return _band(mark, y_axis, theme)
     return _difference(mark, y_axis, theme)
 
 
@@ -151,9 +165,27 @@ def _difference(mark: Difference, y_axis: str, theme: Theme) -> list[dict[str, A
     ]
 
 
+def _band(mark: Band, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
+    """Two lines that are not seen, and what lies between them."""
+    colour = theme.side(mark.side)
+    edge = {
+        "type": "scatter",
+        "mode": "lines",
+        "x": mark.x,
+        "yaxis": y_axis,
+        "name": f"{mark.label} · {mark.side}",
+        "line": {"width": 0, "shape": "hv", "color": colour},
+        **_SILENT,
+    }
+    fill = {"fill": "tonexty", "fillcolor": faded(colour, 0.2)}
+    return [{**edge, "y": mark.low}, {**edge, "y": mark.high, **fill}]
+
+
 def values_of(mark: Mark) -> Iterable[np.ndarray]:
     """The arrays of values that a mark draws."""
-    return mark.layers.values() if isinstance(mark, Areas) else (mark.y,)
+    if isinstance(mark, Areas):
+        return mark.layers.values()
+    return (mark.high,) if isinstance(mark, Band) else (mark.y,)
 
 
 def in_words(mark: Mark) -> str:
@@ -163,9 +195,12 @@ def in_words(mark: Mark) -> str:
             f"{role} up to {np.nanmax(y):,.4g}" for role, y in mark.layers.items() if len(y)
         ]
         return f"{mark.side}: {', '.join(tops)}" if tops else ""
+    if isinstance(mark, Band):
+        ends = f"{np.min(mark.low):,.4g} to {np.max(mark.high):,.4g}" if len(mark.x) else ""
+        return f"{mark.label} · {mark.side}: {ends}" if ends else ""
     if not len(mark.y) or (isinstance(mark, Line) and mark.look == "faint"):
         return ""
     if isinstance(mark, Bars):
         return f"{mark.label}: {np.nansum(mark.y):,.0f} in all, at most {np.nanmax(mark.y):,.0f} per bucket"
     label = "B − A" if isinstance(mark, Difference) else mark.label
-    return f"{label}: {np.nanmin(mark.y):,.4g} to {np.nanmax(mark.y):,.4g}"
+    return f"{label}: {np.nanmin(mark.y):,.4g} to {np.nanmax(mark.y):,.4g}".replace("-", "−")

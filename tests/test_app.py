@@ -14,14 +14,18 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzer.marks import Band, Line
 from analyzer.pages.parts import replay, runs, warm_core
 from analyzer.pages.parts.jobs import Job, Progress
+from analyzer.pages.parts.runs import Run
 from analyzer.pages.parts.settings_form import Choice
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store
+from analyzer.pages.parts.view import Aligned, timeline_rows
 from tests.builders import make_meta, make_requests, make_steps, write
 from traces import samples
 from traces.errors import SettingsError
+from traces.recording import open_recording
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 120
@@ -225,6 +229,31 @@ def test_every_setting_of_the_panel_can_differ_in_b(store: Store) -> None:
     ]
     for name in ("Asynchronous scheduling", "Link bandwidth (GB/s)", "Model", "Pool in blocks"):
         assert labels.count(name) == 2
+
+
+def test_more_steps_than_points_are_drawn_as_mean_and_band(tmp_path: Path) -> None:
+    used = [1, 3] * 1000 + [2, 2] * 200
+    run = Run("run:x", open_recording(write(tmp_path / "r", make_steps(used))))
+    pair = Aligned(run, run, "time")
+
+    (row,) = timeline_rows(pair, pair.full, ["blocks"])
+
+    band = next(m for m in row.marks if isinstance(m, Band))
+    mean = next(m for m in row.marks if isinstance(m, Line))
+    assert band.low[:200].tolist() == [1] * 200
+    assert band.high[:200].tolist() == [3] * 200
+    assert (band.low[-1], band.high[-1]) == (2, 2)
+    assert mean.y[:200] == pytest.approx([2.0] * 200, abs=0.15)
+    assert row.note == "mean and range"
+
+
+def test_few_steps_are_drawn_one_by_one(tmp_path: Path) -> None:
+    run = Run("run:x", open_recording(write(tmp_path / "r", make_steps([1, 3] * 100))))
+    pair = Aligned(run, run, "time")
+
+    (row,) = timeline_rows(pair, pair.full, ["blocks"])
+
+    assert {type(m) for m in row.marks} == {Line}
 
 
 def test_rows_can_be_hidden(store: Store, tmp_path: Path) -> None:

@@ -52,7 +52,8 @@ def test_rows_share_one_x_axis_and_lie_over_each_other() -> None:
     assert all(high > low for low, high in domains)
     assert domains[0][0] > domains[1][1] > domains[1][0] > domains[2][1]
     assert fig.layout.xaxis.anchor == "y3"
-    assert {t.xaxis for t in fig.data} == {None}
+    assert {t.xaxis for t in fig.data} == {None, "x2"}
+    assert fig.layout.xaxis2.matches == "x"  # labels under the first row
 
 
 def test_the_cursor_goes_through_all_rows() -> None:

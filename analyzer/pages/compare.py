@@ -236,7 +236,8 @@ def _header(a: Run, b: Run, ref: PairRef, is_sample: bool, before: str) -> None:
         if is_sample
         else ""
     )
-    st.caption(sample + plain(set_up(a, b)))
+    with st.container(key="set_up"):
+        st.caption(sample + plain(set_up(a, b)))
 
 
 def _swap(pair: PairRef) -> None:

@@ -66,7 +66,7 @@ def points_shown(page: Watched) -> int:
     """Points of the first long line whose x lies in the shown range."""
     script = """() => {
       const g = document.querySelector('.st-key-timeline .js-plotly-plot'), [a, b] = g._fullLayout.xaxis.range;
-      const line = g._fullData.find(t => t.name === 'KV blocks · A');
+      const line = g._fullData.find(t => ['KV blocks · A', 'mean KV blocks · A'].includes(t.name) && t.line.width);
       return Array.from(line.x).filter(x => x >= a && x <= b).length;
     }"""
     return int(page.page.evaluate(script))
@@ -163,7 +163,15 @@ def test_one_cursor_reads_every_row(page: Watched) -> None:
     )
 
     said = page.page.locator(".st-key-timeline .hoverlayer").first.text_content()
-    for name in ("KV blocks", "Difference", "Running", "Waiting", "Step time", "Preemptions"):
+    for name in (
+        "KV blocks",
+        "B − A",
+        "Running",
+        "Waiting",
+        "Step time",
+        "Preemptions",
+        "Tokens",
+    ):
         assert name in said
 
 
@@ -203,6 +211,15 @@ def test_axe_finds_nothing_wrong(page: Watched) -> None:
     assert ours == []
 
 
+def test_no_chosen_setting_is_cut_off(page: Watched) -> None:
+    cut = page.page.evaluate(
+        """() => [...document.querySelectorAll('[data-testid=stSidebar] input[role=combobox]')]
+             .filter(i => i.scrollWidth > i.clientWidth).map(i => i.value)"""
+    )
+
+    assert cut == []
+
+
 @pytest.mark.parametrize(
     ("width", "height", "scheme"),
     [(1440, 900, "light"), (1920, 1080, "light"), (390, 844, "light"), (1440, 900, "dark")],
@@ -228,5 +245,7 @@ def test_no_width_and_no_brightness_cuts_a_label_off(
         )
         assert cut == []
         assert wide <= 0
+        top = page.page.locator(".st-key-timeline .js-plotly-plot").bounding_box()["y"]
+        assert top < height - 200, "the first row begins on the first screen"
         assert page.errors == []
         assert page.outside == []

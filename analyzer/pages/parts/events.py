@@ -111,7 +111,7 @@ def _columns() -> dict[str, Any]:
         "step": number("Step"),
         "time": number("Time (s)", format="%.3f"),
         "victim": text("Victim", help="The request that lost its blocks."),
-        "why": text("Blocks needed by", help="The request whose need evicted it."),
+        "why": text("Needed by", help="The request whose need evicted it."),
         "free": number("Free before", help="Free blocks just before."),
         "mode": text(
             "Mode", help="What was done; where the host was full, what had been asked for."
@@ -122,7 +122,7 @@ def _columns() -> dict[str, Any]:
             "Recomputed", help="Tokens computed again: lost and not found in the prefix cache."
         ),
         "cost": number(
-            "Direct cost (ms)",
+            "Cost (ms)",
             format="%.2f",
             help="What the mode used did cost alone. Recompute: the tokens that were computed again, without those found in the prefix cache. Swap: the time of its copies on the link.",
         ),
@@ -132,17 +132,17 @@ def _columns() -> dict[str, Any]:
             help="Recompute only: what all lost tokens would have cost with nothing in the prefix cache.",
         ),
         "other": number(
-            "Other mode, at most (ms)",
+            "Other ≤ (ms)",
             format="%.2f",
             help="Estimate for the mode not used: both copies; or the recompute without any cache hit, an upper bound.",
         ),
         "away": number("Away (s)", format="%.3f", help="Until it ran again."),
         "induced": number(
-            "Delay of others (request-s)",
+            "Others (req·s)",
             format="%.3f",
             help="By how much other running requests were slowed down, summed over them.",
         ),
-        "nth": number("Time it was hit", help="1: its first preemption."),
+        "nth": number("Hit", help="1: its first preemption, 2: its second."),
         "where": text(
             "In the other run", help="Whether this request is preempted in the other run too."
         ),

@@ -16,7 +16,9 @@ _CSS = """
 [data-testid="stSidebarUserContent"] > div > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
 .st-key-header h1 {{ padding: 0; font-size: 1.45rem; }}
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
-.st-key-verdict p {{ font-size: 1.05rem; }}
+.st-key-verdict p {{ font-size: 1rem; }}
+.st-key-verdict [data-testid="stVerticalBlock"] {{ gap: 0.3rem; }}
+.st-key-verdict p:not(:has(strong)) {{ font-size: 0.88rem; margin-top: -0.4rem; }}
 .st-key-zoom {{ display: none; }}
 [data-testid="stCaptionContainer"] {{ opacity: 1 !important; }}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted} !important; }}
@@ -30,7 +32,31 @@ _CSS = """
 .kv-a {{ font-size: 0.9rem; color: {muted}; }}
 .kv-change {{ font-size: 0.85rem; font-weight: 600; white-space: nowrap; }}
 .kv-good {{ color: {good}; }} .kv-bad {{ color: {bad}; }} .kv-even {{ color: {muted}; font-weight: 400; }}
-@media (max-width: 640px) {{ [data-testid="stMainBlockContainer"] {{ padding: 3.4rem 0.8rem 2rem; }} }}
+[data-testid="stSidebar"] input[role="combobox"] {{ font-size: 0.84rem; padding: 0 0 0 0.5rem; text-overflow: ellipsis; }}
+[data-testid="stSidebar"] .react-aria-ComboBox button {{ padding-left: 0; padding-right: 0.25rem; }}
+@media (max-width: 640px) {{
+[data-testid="stMainBlockContainer"] {{ padding: 3.7rem 0.8rem 2rem; }}
+[data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.45rem; }}
+.st-key-header {{ flex-wrap: nowrap; }}
+.st-key-header h1 {{ font-size: 1.1rem; }}
+.st-key-header button {{ padding: 0.1rem 0.4rem; min-height: 1.8rem; }}
+.st-key-set_up p {{ font-size: 0.72rem; line-height: 1.3; }}
+.st-key-verdict {{ padding: 0.35rem 0.6rem; }}
+.st-key-verdict p {{ font-size: 0.86rem; line-height: 1.3; }}
+.st-key-verdict p:not(:has(strong)) {{ font-size: 0.76rem; }}
+.kv-cards {{ gap: 0.3rem; grid-template-columns: repeat(3, 1fr); }}
+.kv-card {{ padding: 0.25rem 0.35rem; overflow: hidden; }}
+.kv-card h2 {{ font-size: 0.7rem; }}
+.kv-b {{ font-size: 1.05rem; }}
+.kv-a {{ font-size: 0.75rem; }}
+.kv-change {{ font-size: 0.7rem; }}
+.st-key-controls {{ gap: 0.3rem; }}
+.st-key-rows, .st-key-rows [data-testid="stButtonGroup"] {{ max-width: 100%; }}
+.st-key-rows [role="toolbar"] {{ flex-wrap: nowrap; overflow-x: auto; scrollbar-width: none; }}
+.st-key-rows [role="toolbar"] button {{ flex-shrink: 0; }}
+.st-key-controls button {{ min-height: 1.6rem; padding: 0.05rem 0.5rem; }}
+.st-key-controls button p {{ font-size: 0.78rem; }}
+}}
 @media (prefers-reduced-motion: reduce) {{ * {{ transition: none !important; animation: none !important; }} }}
 </style>
 """

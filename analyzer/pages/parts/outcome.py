@@ -123,7 +123,11 @@ def delta_section(found: Comparison) -> None:
         hide_index=True,
         height="content",
         column_config={
-            name: st.column_config.TextColumn(alignment="right") for name in shown.columns[1:-1]
+            "Figure": st.column_config.TextColumn(width="medium"),
+            **{
+                name: st.column_config.TextColumn(alignment="right")
+                for name in shown.columns[1:-1]
+            },
         },
         alt="Figures of run A and run B with their differences",
     )

@@ -19,7 +19,7 @@ from analyzer.align import align, axis_edges
 from analyzer.downsample import bucket_sums, downsample
 from analyzer.figures import Capacity, Readings, Row, Shade, XAxis
 from analyzer.look import Role, Side, three_digits
-from analyzer.marks import Areas, Bars, Difference, Line, Look, Mark
+from analyzer.marks import Areas, Band, Bars, Difference, Line, Look, Mark
 from analyzer.pages.parts.runs import Run, run_names
 
 Alignment = Literal["time", "step", "progress"]
@@ -115,7 +115,7 @@ class Aligned:
 
 def timeline_rows(pair: Aligned, shown: tuple[float, float], which: Sequence[str]) -> list[Row]:
     """The chosen rows over the shown part of the axis, thinned to what a screen can show."""
-    view = _View(pair, shown)
+    view = _View(pair, shown, which)
     return [row for key in ROWS if key in which for row in _BUILD[key](view)]
 
 
@@ -162,8 +162,9 @@ def _inside(starts: np.ndarray, shown: tuple[float, float]) -> tuple[int, int]:
 class _View:
     """Both runs' columns over the shown part, as lines, bars, areas and readings."""
 
-    def __init__(self, pair: Aligned, shown: tuple[float, float]) -> None:
+    def __init__(self, pair: Aligned, shown: tuple[float, float], which: Sequence[str]) -> None:
         self.pair = pair
+        self.which = which
         self.shown = shown
         self.cursor = np.linspace(*shown, CURSOR)
         self.holding = {side: self._holding(side) for side in pair.runs}
@@ -239,6 +240,47 @@ class _View:
         first, stop = _inside(self.pair.edges[side][:-1], self.shown)
         return stop - first
 
+    @property
+    def is_dense(self) -> bool:
+        """Whether the shown part has more steps than a line can have points."""
+        return max(self.num_steps(side) for side in self.pair.runs) > POINTS
+
+    def mean(
+        self, column: str, label: str, *, look: Look = "main", factor: float = 1.0,
+        role: Role | None = None,
+    ) -> list[Mark]:  # fmt: skip
+        """A column's mean over each stretch of the shown part, a line per side."""
+        table = self.in_buckets([column], points=BUCKETS * 2)
+        x = table["x_start"].to_numpy() * self.pair.scale
+        marks: list[Mark] = []
+        for side in self.pair.runs:
+            y = table[f"{side.lower()}_{column}"].to_numpy() * factor
+            keep = np.isfinite(y)
+            if keep.any():
+                said = f"{label} · {side}"
+                marks.append(Line(said, x[keep], y[keep].astype(np.float32), side, look, role))
+        return marks
+
+    def band(self, side: Side, column: str, label: str) -> Band:
+        """Least and greatest value of a column in each stretch of the shown part; a step that
+        began before a stretch and lasts into it counts in it."""
+        starts = self.pair.edges[side][:-1]
+        cuts_x = np.linspace(*self.shown, BUCKETS * 2, endpoint=False)
+        cuts_x = cuts_x[cuts_x < self.pair.ends[side]]
+        values = self.values(side, column)
+        if not len(values) or not len(cuts_x):
+            return Band(label, np.empty(0), np.empty(0), np.empty(0), side)
+        first = np.searchsorted(starts, cuts_x, "left")
+        stop = np.append(first[1:], np.searchsorted(starts, self.shown[1], "left"))
+        holding = values[np.clip(np.searchsorted(starts, cuts_x, "right") - 1, 0, None)]
+        end = int(stop[-1])
+        padded = np.append(values[:end], values[max(end - 1, 0)])  # a row for a cut at the end
+        low, high = (
+            np.where(stop > first, reduce(padded, first), holding)
+            for reduce in (np.minimum.reduceat, np.maximum.reduceat)
+        )
+        return Band(label, cuts_x, np.minimum(low, holding), np.maximum(high, holding), side)
+
     def longest_steps(self, side: Side) -> Line:
         """The longest step of each stretch of the shown part, faint."""
         starts = self.pair.edges[side][:-1]
@@ -263,11 +305,28 @@ class _View:
 
 def _blocks(view: _View) -> list[Row]:
     pools = {side: run.recording.pool_blocks for side, run in view.pair.runs.items()}
-    cached = [
-        view.line(s, "cached_free_blocks", "cached", look="faint", role="cached")
-        for s in pools
-        if view.any(s, "cached_free_blocks")
-    ]
+    grey = [s for s in pools if view.any(s, "cached_free_blocks")]
+    note = "grey: cached" if grey else ""
+    cached: list[Mark]
+    if view.is_dense:
+        bands = [view.band(s, "used_blocks", "KV blocks") for s in pools]
+        marks: list[Mark] = [*bands, *view.mean("used_blocks", "mean KV blocks")]
+        cached = (
+            view.mean("cached_free_blocks", "cached", look="faint", role="cached")
+            if grey
+            else []
+        )
+        note = ", ".join(filter(None, ("mean and range", note)))
+    else:
+        marks = view.lines("used_blocks", "KV blocks")
+        cached = [
+            view.line(s, "cached_free_blocks", "cached", look="faint", role="cached")
+            for s in grey
+        ]
+    readings = view.readings("KV blocks", "used_blocks", "blocks")
+    if "delta" in view.which:
+        said = {**readings.values, "B − A": readings.values["B"] - readings.values["A"]}
+        readings = Readings("KV blocks", said, "")
     if len(set(pools.values())) == 1:
         capacity = [
             Capacity(pools["A"], f"pool of {pools['A']:,} blocks, shaded from 98 % full")
@@ -279,12 +338,12 @@ def _blocks(view: _View) -> list[Row]:
             "blocks",
             "KV blocks in use",
             "blocks",
-            [*cached, *view.lines("used_blocks", "KV blocks")],
+            [*cached, *marks],
             190,
             y_max=max(pools.values()) * 1.12,
             capacity=capacity,
-            note="grey: free but cached" if cached else "",
-            readings=view.readings("KV blocks", "used_blocks", "blocks"),
+            note=note,
+            readings=readings,
         )
     ]
 
@@ -305,7 +364,9 @@ def _delta(view: _View) -> list[Row]:
             78,
             note="orange: B holds more",
             empty="no difference here" if len(y) else "the runs do not overlap here",
-            readings=Readings("Difference", {"B − A": both}, "blocks", "+,.0f"),
+            readings=None
+            if "blocks" in view.which  # its line says the difference too
+            else Readings("Difference", {"B − A": both}, "blocks", "+,.0f"),
         )
     ]
 
@@ -350,22 +411,14 @@ def _waiting(view: _View) -> list[Row]:
 def _step_time(view: _View) -> list[Row]:
     """Every step where they fit; else the mean of each stretch, with its longest step faint."""
     sides = list(view.pair.runs)
-    counts = [view.num_steps(side) for side in sides]
     marks: list[Mark]
     notes = []
-    if max(counts) <= POINTS:
-        marks = view.lines("duration_s", "step time", 1e3)
-    else:
-        table = view.in_buckets(["duration_s"], points=BUCKETS * 2)
-        x = table["x_start"].to_numpy() * view.pair.scale
-        marks = [view.longest_steps(side) for side in sides]
-        for side in sides:
-            mean = table[f"{side.lower()}_duration_s"].to_numpy() * 1e3
-            keep = np.isfinite(mean)
-            marks.append(
-                Line(f"mean step time · {side}", x[keep], mean[keep].astype(np.float32), side)
-            )
+    if view.is_dense:
+        means = view.mean("duration_s", "mean step time", factor=1e3)
+        marks = [*(view.longest_steps(side) for side in sides), *means]
         notes.append("faint: longest")
+    else:
+        marks = view.lines("duration_s", "step time", 1e3)
     stalled = [s for s in sides if view.any(s, "stall_s")]
     marks += [
         view.line(s, "stall_s", "stalled", look="dotted", factor=1e3, role="stall")
@@ -396,7 +449,7 @@ def _preemptions(view: _View) -> list[Row]:
             78,
             note=", ".join(f"{side} {int(y.sum()):,}" for side, y in totals.items()),
             empty="no preemption here",
-            readings=Readings("Preemptions", said, "in the bucket"),
+            readings=Readings("Preemptions", said, ""),
         )
     ]
 
@@ -423,6 +476,12 @@ def _tokens(view: _View) -> list[Row]:
     }
     top = max(float(np.sum(list(found.values()), axis=0).max()) for found in layers.values())
     unit = f"per {view.pair.per}"
+    all_of = {str(s): np.sum(list(f.values()), axis=0)[here] for s, f in layers.items()}
+    again = {str(s): f["recomputed"][here] for s, f in layers.items()}
+    said: dict[Side, Readings] = {
+        "A": Readings("Tokens", all_of, unit),
+        "B": Readings("Recomputed", again, unit),
+    }
     return [
         Row(
             f"tokens-{side}",
@@ -432,11 +491,7 @@ def _tokens(view: _View) -> list[Row]:
             68,
             y_max=top * 1.05 or 1.0,
             note="green prefill, red recomputed",
-            readings=Readings(
-                f"Tokens {side}",
-                {role: y[here] for role, y in found.items()},
-                unit,
-            ),
+            readings=said[side],
         )
         for side, found in layers.items()
     ]
