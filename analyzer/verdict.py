@@ -99,7 +99,7 @@ def _outcome(
     changed = [f for f in facts if f.verdict != "no difference"]
     # E2E follows from the others, and is said where nothing else moved
     spoken = [f for f in changed if not f.name.startswith("E2E")] or changed
-    if counter:
+    if counter and spoken:
         spoken = [*spoken, counter]
     gains, losses = ([f for f in spoken if f.verdict == v] for v in ("better", "worse"))
     if counter and counter in gains:
@@ -108,7 +108,8 @@ def _outcome(
     if said:
         return f"At {condition}, {names[1]} {said} against {names[0]}."
     same = f"there is no difference between {names[0]} and {names[1]}"
-    return f"At {condition}, {same}{_ends(facts, in_steps)}."
+    but = f", except that B {_clauses([counter], in_steps)}" if counter else ""
+    return f"At {condition}, {same}{_ends(facts, in_steps)}{but}."
 
 
 def _nothing_ran(condition: str, figures: Mapping[str, Any]) -> str:
@@ -160,13 +161,14 @@ def _fact(row: Mapping[str, Any]) -> Fact:
 
 
 def _counter(table: pl.DataFrame, changed: list[Fact]) -> Fact | None:
-    """The figure that moved most the other way, where all that is said moved one way."""
+    """The figure that moved most the other way, where all that is said moved one way; that moved
+    most at all, where nothing else is said."""
     ways = {f.verdict for f in changed}
-    if len(ways) != 1:
+    if len(ways) == 2:
         return None
-    other = "worse" if "better" in ways else "better"
+    others = {"better", "worse"} - ways
     rows = table.filter(
-        (pl.col("verdict").cast(pl.String) == other)
+        pl.col("verdict").cast(pl.String).is_in(others)
         & pl.col("metric").str.split(" ").list.first().is_in(_COUNTERS)
         & pl.col("delta_frac").is_not_null()
     ).sort(pl.col("delta_frac").abs(), descending=True, maintain_order=True)

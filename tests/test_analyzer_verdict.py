@@ -305,6 +305,21 @@ def test_what_moved_most_the_other_way_ends_the_sentence(
     assert loss.winner == "A"
 
 
+def test_no_difference_names_what_did_move_elsewhere(runs: tuple[Recording, Recording]) -> None:
+    rows = [
+        ("duration_s", 10.0, 10.0, "no difference"),
+        ("itl_s p90", 0.1, 0.102, "worse"),
+        ("tpot_s p90", 0.1, 0.097, "better"),
+    ]
+
+    found = sentence(runs, rows)
+
+    assert found.text.endswith(
+        "which finish in 10.0 s and 10.0 s, except that B cuts TPOT p90 by 3.00 % (100 -> 97.0 ms)."
+    )
+    assert found.winner == "none"
+
+
 def crowd(root: Path, waits: list[float]) -> Recording:
     """A request a second; each waits that long and then runs for 10 s."""
     rows = [
