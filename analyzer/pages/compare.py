@@ -57,11 +57,11 @@ def page() -> None:
     workload = _trace(store) if source == "trace" else None
     with guarded():
         job_section()
+    state.write_url()
     with guarded():
         _result(store, source)
     with st.sidebar, guarded():
         _settings(store, source, workload)
-    state.write_url()
     warm_core.start()
 
 

@@ -24,7 +24,7 @@ from traces.schema import CLOSED_FILE, SCHEMA_VERSION
 from traces.workload import Workload
 
 SIDES = ("A", "B")
-COMPILING = "compiling the simulator, once for this machine, about half a minute: {:.0f} s"
+COMPILING = "compiling the simulator, once for this machine, a minute or so: {:.0f} s"
 
 
 def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:

@@ -1,8 +1,8 @@
 """What the Compare page remembers, and how it is mirrored in the URL.
 
 Session state owns: the shown pair and what it was made from, the shown range, the trace to be
-replayed, the running job. The URL is read when a session begins and written by `write_url` alone, at
-the end of a run: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace. A
+replayed, the running job. The URL is read when a session begins and written by `write_url` alone,
+before anything slow is drawn: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace. A
 browser may send the URL as it was before the last change; the next run writes it again.
 """
 
@@ -127,11 +127,11 @@ def write_url() -> None:
         "trace": ref.id if ref else None,
         "columns": _columns_text(ref) if ref else None,
     }
-    for name, value in wanted.items():
-        if value is None:
-            st.query_params.pop(name, None)
-        elif st.query_params.get(name) != value:
-            st.query_params[name] = value
+    for name in [name for name, value in wanted.items() if value is None]:
+        st.query_params.pop(name, None)
+    # Sent even where nothing seems to have changed: what is known here of the URL may be old, and a
+    # browser passes over the URL it has.
+    st.query_params.update({name: value for name, value in wanted.items() if value})
 
 
 def _columns_text(ref: TraceRef) -> str | None:

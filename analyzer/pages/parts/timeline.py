@@ -47,6 +47,7 @@ def timeline_section(key: str, a: Run, b: Run) -> None:
 
     key: names both runs' content.
     """
+    write_url()
     with guarded():
         by, which = _controls()
         pair = aligned(key, by, a, b)
@@ -58,7 +59,6 @@ def timeline_section(key: str, a: Run, b: Run) -> None:
         _range_words(pair, shown)
         _data(pair, shown)
         events_section(pair, shown, by)
-    write_url()
 
 
 def _controls() -> tuple[Alignment, list[str]]:
