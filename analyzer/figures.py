@@ -146,6 +146,44 @@ def timeline(
     return go.Figure({"data": drawing.traces, "layout": layout})
 
 
+def shares_below(
+    samples: Mapping[Side, np.ndarray], title: str, names: Mapping[Side, str], theme: Theme
+) -> go.Figure:
+    """Share of requests whose time is at most x, a line per side, on a logarithmic axis.
+
+    samples: side -> times in seconds, sorted (n,); zeros are left out, which have no logarithm.
+    title: of the x axis.
+    """
+    traces = []
+    for side, values in samples.items():
+        y = np.arange(1, len(values) + 1) / max(len(values), 1) * 100
+        keep = values > 0
+        traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": values[keep],
+                "y": y[keep],
+                "name": f"{side} · {html.escape(names[side])}",
+                "line": pen(side, "main", theme),
+                "hovertemplate": f"{side}: %{{y:.1f}} % within %{{x:.3~s}}s<extra></extra>",
+            }
+        )
+    layout = _layout(190, theme) | {"hovermode": "closest", "dragmode": False}
+    font = {"size": 11, "color": theme.muted}
+    axis = {"gridcolor": theme.grid, "zeroline": False, "tickfont": font, "fixedrange": True}
+    layout["xaxis"] = {
+        **axis,
+        "type": "log",
+        "dtick": 1,
+        "tickformat": ".1~s",
+        "ticksuffix": "s",
+        "title": {"text": title, "font": font, "standoff": 6},
+    }
+    layout["yaxis"] = {**axis, "range": [0, 101], "ticksuffix": " %", "nticks": 6}
+    return go.Figure({"data": traces, "layout": layout})
+
+
 def for_export(fig: go.Figure) -> go.Figure:
     """A copy on white ground, 1,200 px wide, whatever the page looks like."""
     white = {"paper_bgcolor": "#ffffff", "plot_bgcolor": "#ffffff"}

@@ -91,11 +91,12 @@ def test_two_recordings_are_shown_with_verdict_cards_and_timeline(
     assert not app.exception
     assert not app.error
     assert [e.value for e in app.title] == ["A recompute against B swap"]
-    (figure,) = charts(app)
+    figure, shares = charts(app)
     titles = " ".join(a["text"] for a in figure["layout"]["annotations"])
     assert "KV blocks in use" in titles
     assert "Difference B − A" in titles
     assert "10 blocks" in text_of(app)
+    assert [line["name"] for line in shares["data"]] == ["A · recompute", "B · swap"]
 
 
 def test_a_range_in_the_link_is_the_range_of_the_axis(store: Store, tmp_path: Path) -> None:

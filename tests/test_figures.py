@@ -17,6 +17,7 @@ from analyzer.figures import (
     XAxis,
     alt_text,
     for_export,
+    shares_below,
     timeline,
 )
 from analyzer.look import DARK, LIGHT, Side, gib, seconds, three_digits
@@ -286,3 +287,15 @@ def test_markup_in_a_runs_name_stays_text() -> None:
     fig = timeline([make_row()], AXIS, {"A": "<a href='x'>swap</a>"}, LIGHT)
 
     assert fig.data[0].name == "A · &lt;a href=&#x27;x&#x27;&gt;swap&lt;/a&gt;"
+
+
+def test_shares_below_count_every_request_and_leave_out_what_has_no_logarithm() -> None:
+    samples = {"A": np.array([0.0, 1.0, 2.0, 4.0]), "B": np.array([3.0])}
+
+    fig = shares_below(samples, "TTFT at most", NAMES, LIGHT)
+
+    a, b = fig.data
+    assert (list(a.x), list(a.y)) == ([1.0, 2.0, 4.0], [50.0, 75.0, 100.0])
+    assert (list(b.x), list(b.y)) == ([3.0], [100.0])
+    assert fig.layout.xaxis.type == "log"
+    assert (a.line.dash, b.line.dash) == ("solid", "5px,2px")

@@ -22,6 +22,7 @@ from analyzer.pages.parts.outcome import (
     delta_section,
     notes_section,
     refused_section,
+    ttft_section,
     verdict_section,
 )
 from analyzer.pages.parts.replay import check, engine_choices, replay_both
@@ -176,6 +177,7 @@ def _result(store: Store, source: str) -> None:
     cards_section(found, cost)
     notes_section(found)
     timeline_section(key, a, b)
+    ttft_section(a, b, theme())
     st.subheader("All figures", anchor=False)
     delta_section(found)
     _about(a, b)

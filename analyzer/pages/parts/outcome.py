@@ -9,15 +9,19 @@ import html
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import polars as pl
 import streamlit as st
 
 from analyzer.compare import MODELLED_TOLERANCE_FRAC, TOLERANCE_FRAC, Comparison, compare
-from analyzer.look import three_digits
+from analyzer.figures import CONFIG, shares_below
+from analyzer.latency import request_latency
+from analyzer.look import Side, Theme, seconds, three_digits
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.runs import Run
+from analyzer.pages.parts.runs import Run, run_names
 from analyzer.words import label, percent, show, show_change, show_delta
 
+POINTS = 800  # of a curve of shares
 COST = "preemption_cost_s"
 CARDS = (
     ("duration_s", "Duration", "From the first arrival to the end of the last step."),
@@ -153,6 +157,34 @@ def _interval(row: dict[str, Any]) -> str:
     if row["low"] is None:
         return ""
     return f"{show(row['metric'], row['low'])} to {show(row['metric'], row['high'])}"
+
+
+def ttft_section(a: Run, b: Run, theme: Theme) -> None:
+    """How long requests of each side waited for their first token: all of them, not one quantile."""
+    samples: dict[Side, np.ndarray] = {"A": _ttft(a), "B": _ttft(b)}
+    if not any(len(found) for found in samples.values()):
+        return
+    said = [
+        f"{side}: half within {seconds(float(np.median(found)))}, {len(found):,} requests"
+        for side, found in samples.items()
+        if len(found)
+    ]
+    st.subheader("Time to first token, all requests", anchor=False)
+    st.plotly_chart(
+        shares_below(samples, "TTFT at most", run_names(a, b), theme),
+        theme=None,
+        key="ttft",
+        config={**CONFIG, "displayModeBar": False},
+        alt=f"Share of requests by time to first token. {'; '.join(said)}.",
+    )
+
+
+def _ttft(run: Run) -> np.ndarray:
+    """Times to first token of a run, sorted, thinned to POINTS quantiles. (n,), s."""
+    found = request_latency(run.requests)["ttft_s"].drop_nulls().sort().to_numpy()
+    if len(found) <= POINTS:
+        return found
+    return np.quantile(found, np.linspace(0, 1, POINTS), method="lower")
 
 
 def refused_section(found: Comparison, a: Run, b: Run) -> None:
