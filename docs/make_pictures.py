@@ -11,10 +11,10 @@ from pathlib import Path
 from tests.browser.driver import CHROMIUM, Watched, browser, running_app, watched_page
 
 PICTURES = Path(__file__).parent / "pictures"
-# name -> width, height, colour scheme, query
+# name -> width, height, colour scheme, query, whether the cursor's box is shown
 SHOTS = {
-    "compare": (1440, 1240, "light", ""),
-    "compare-dark": (1440, 1240, "dark", "?t=340-490"),
+    "compare": (1440, 1240, "light", "", False),
+    "compare-dark": (1440, 1240, "dark", "?t=340-490", True),
 }
 
 
@@ -30,12 +30,13 @@ def main() -> None:
         running_app(Path(cache)) as address,
         browser() as chromium,
     ):
-        for name, (width, height, scheme, query) in SHOTS.items():
+        for name, (width, height, scheme, query, has_cursor) in SHOTS.items():
             with watched_page(chromium, width, height, scheme) as page:
                 page.open(f"{address}/{query}")
                 page.settle()
                 page.page.wait_for_timeout(1500)
-                _put_cursor(page)
+                if has_cursor:
+                    _put_cursor(page)
                 page.page.screenshot(path=PICTURES / f"{name}.png")
                 print(PICTURES / f"{name}.png")
 
