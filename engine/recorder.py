@@ -20,7 +20,7 @@ from traces import schema
 from traces.errors import SettingsError
 from traces.recording_files import metadata_bytes, write_closed, write_part
 
-PART_ROWS = 65_536
+PART_ROWS = 32_768
 _ENDED = np.dtype([("request", "i8"), ("row", REQUEST)])
 _STATUS = {
     Status.FINISHED: "finished",

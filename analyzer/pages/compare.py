@@ -169,12 +169,12 @@ def _result(store: Store, source: str) -> None:
     if source == "trace" and not previous:
         _machine_section(b)
     key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
-    found, cost = compared(key, a, b)
+    found = compared(key, a, b)
     verdict_section(found)
     if source != "recordings":
         _press_section(found, b, source)
     refused_section(found, a, b)
-    cards_section(found, cost)
+    cards_section(found)
     notes_section(found)
     timeline_section(key, a, b)
     ttft_section(a, b, theme())

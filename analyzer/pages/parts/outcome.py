@@ -50,13 +50,12 @@ CARDS = (
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)
-def compared(key: str, _a: Run, _b: Run) -> tuple[Comparison, dict[str, float | None]]:
-    """The comparison of two runs and the direct cost of their preemptions, worked out once.
+def compared(key: str, _a: Run, _b: Run) -> Comparison:
+    """The comparison of two runs, worked out once.
 
     key: names both runs' content. Raises CompareError.
     """
-    found = compare(_a.recording, _b.recording)
-    return found, {side: fig[COST] for side, fig in (("a", found.a), ("b", found.b))}
+    return compare(_a.recording, _b.recording)
 
 
 def verdict_section(found: Comparison) -> None:
@@ -67,10 +66,9 @@ def verdict_section(found: Comparison) -> None:
             st.markdown(plain(found.verdict.why))
 
 
-def cards_section(found: Comparison, cost: dict[str, float | None]) -> None:
-    """Six figures of B, each with A's, the change, and a word for it. cost: as from `compared`."""
+def cards_section(found: Comparison) -> None:
+    """Six figures of B, each with A's, the change, and a word for it."""
     table = {row["metric"]: row for row in found.table.iter_rows(named=True)}
-    table[COST] |= cost
     cards = "".join(
         _card(table[metric], title, explained) for metric, title, explained in CARDS
     )
