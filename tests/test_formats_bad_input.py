@@ -15,7 +15,8 @@ import zstandard
 
 import traces
 from traces.description import describe
-from traces.errors import NotAWorkloadError, WorkloadError
+from traces.errors import NotAWorkloadError, RecordingError, WorkloadError
+from traces.recording import open_recording
 
 FIXTURES = Path(__file__).parent / "fixtures" / "formats"
 HEADER = b"arrival_s,prompt_tokens,output_tokens\n"
@@ -276,3 +277,29 @@ def test_telemetry_is_recognised_and_holds_no_requests(name: str) -> None:
     assert found["kind"] == "telemetry"
     with pytest.raises(NotAWorkloadError, match="it is telemetry"):
         traces.open_any(FIXTURES / name)
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"), [("a\0b.csv", "null byte"), ("x" * 5000, "File name too long")]
+)
+def test_a_path_that_the_system_refuses_is_one_sentence(
+    tmp_path: Path, name: str, fault: str
+) -> None:
+    for opening in (traces.open_any, traces.open_workload):
+        with pytest.raises(WorkloadError, match=fault):
+            opening(tmp_path / name)
+    with pytest.raises(RecordingError, match=fault):
+        open_recording(tmp_path / name)
+    assert fault in describe(tmp_path / name)["reason"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe.csv"
+    os.mkfifo(pipe)
+
+    with pytest.raises(WorkloadError, match="not a regular file but a named pipe"):
+        traces.open_any(pipe)
+    with pytest.raises(RecordingError, match="not a regular file but a named pipe"):
+        open_recording(pipe)
+    with pytest.raises(WorkloadError, match="not a regular file but a device"):
+        traces.open_workload("/dev/zero")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import zipfile
 from pathlib import Path
@@ -555,3 +556,11 @@ def test_random_damage_is_refused_or_harmless_but_never_another_error(tmp_path: 
         path.write_bytes(whole)
 
     assert refused > 20
+
+
+def test_a_part_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    root = write(tmp_path / "run", **make_two_requests())
+    (root / "events" / "part-00000.parquet").unlink()
+    os.mkfifo(root / "events" / "part-00000.parquet")
+
+    assert "the part is not a regular file" in refusal(root)

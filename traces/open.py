@@ -19,6 +19,7 @@ from traces.formats.build import to_workload
 from traces.formats.raw import RawTrace, ReadOptions
 from traces.formats.source import Source, inspect
 from traces.formats.times import UNITS
+from traces.paths import is_file, is_folder
 from traces.workload import Workload
 
 if TYPE_CHECKING:
@@ -147,8 +148,10 @@ def is_recording(path: PathLike) -> bool:
 
     names = {t.name for t in TABLES}
     path = Path(path)
-    if path.is_dir():
-        return any((path / n).is_dir() for n in names) or (path / CLOSED_FILE).is_file()
+    if is_folder(path):
+        return any(is_folder(path / n) for n in names) or is_file(path / CLOSED_FILE)
+    if not is_file(path):
+        return False  # to open a pipe would wait for its writer
     try:
         with path.open("rb") as f:
             magic = f.read(4)
@@ -160,7 +163,7 @@ def is_recording(path: PathLike) -> bool:
         try:
             with zipfile.ZipFile(path) as z:
                 members = z.namelist()
-        except zipfile.BadZipFile:
+        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
             return False
         parts = {p for m in members for p in m.split("/")[:-1]}
         return bool(parts & names) and any(
@@ -172,7 +175,7 @@ def is_recording(path: PathLike) -> bool:
 
         try:
             return METADATA_KEY in (pq.read_schema(path).metadata or {})
-        except (pa.ArrowException, OSError):
+        except (pa.ArrowException, OSError, ValueError):
             return False
     return False
 

@@ -21,6 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from traces.errors import RecordingError
+from traces.paths import FOLDER, os_reason, path_kind
 from traces.recording_files import (
     COMPLETED,
     find_root,
@@ -132,11 +133,21 @@ def open_recording(path: str | Path, name: str | None = None) -> Recording:
     opens with a note. Raises RecordingError naming part, column, row, fault and remedy.
     """
     path = Path(path)
-    label = name or path.resolve().name
-    if path.is_dir():
-        return _open_folder(find_root(path, label), label)
-    if not path.exists():
-        raise RecordingError(label, "", "there is no such file or folder", "Check the path.")
+    kind, fault, remedy = path_kind(path)
+    label = name or (path.resolve().name if kind else path.name)
+    if fault:
+        raise RecordingError(label, "", fault, remedy)
+    try:
+        if kind == FOLDER:
+            return _open_folder(find_root(path, label), label)
+        return _open_zip(path, label)
+    except OSError as e:
+        raise RecordingError(
+            label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
+        ) from e
+
+
+def _open_zip(path: Path, label: str) -> Recording:
     if not zipfile.is_zipfile(path):
         raise RecordingError(
             label, "", _not_a_zip(path), "Give the folder of a recording, or a zip of it."

@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.paths import is_file, is_folder
 from traces.schema import CLOSED_FILE, METADATA_KEY, SCHEMA_VERSION, TABLES, Table, table
 
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
@@ -223,7 +224,7 @@ def find_root(path: Path, label: str) -> Path:
 
 
 def _looks_like_recording(path: Path) -> bool:
-    return any((path / spec.name).is_dir() for spec in TABLES)
+    return any(is_folder(path / spec.name) for spec in TABLES)
 
 
 def _layout_remedy() -> str:
@@ -244,6 +245,13 @@ def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[st
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = PART_NAME.fullmatch(path.name)
         if match:
+            if not is_file(path):
+                raise RecordingError(
+                    path.name,
+                    f"recording {label}, table {spec.name}",
+                    "the part is not a regular file",
+                    "Copy the whole folder again.",
+                )
             numbered[int(match[1])] = path
         elif path.name.endswith(".tmp"):
             notes.append(

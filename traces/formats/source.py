@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import csv
 import io
-import os
 import re
 import tempfile
 from dataclasses import dataclass, field, replace
@@ -17,6 +16,7 @@ from typing import IO, Any
 
 from traces.errors import NotAWorkloadError, WorkloadError
 from traces.formats.packed import is_damage, open_packed
+from traces.paths import FOLDER, os_reason, path_kind
 
 HEAD_BYTES = 65_536
 MAX_DOCUMENT_BYTES = 1 << 30  # one JSON document is parsed in memory: above this, JSON lines
@@ -112,6 +112,9 @@ class reading:
             raise self.source.error("", fault, "Copy or download the file again.") from e
         if isinstance(e, UnicodeError):
             raise self.source.error("", "it is not text in UTF-8", "Save it as UTF-8.") from e
+        if isinstance(e, OSError):
+            fault = f"it cannot be read to its end ({os_reason(e)})"
+            raise self.source.error("", fault, "Copy the file again.") from e
 
 
 def inspect(path: str | Path, name: str | None = None) -> Source:
@@ -148,19 +151,19 @@ def inspect(path: str | Path, name: str | None = None) -> Source:
 
 
 def _first_bytes(path: Path, name: str) -> bytes:
-    if path.is_dir():
+    kind, fault, remedy = path_kind(path)
+    if kind == FOLDER:
         raise WorkloadError(
             name, "", "it is a folder, not a file", "Give the trace file inside it."
         )
+    if fault:
+        raise WorkloadError(name, "", fault, remedy)
     try:
         with path.open("rb") as f:
             magic = f.read(64)
-    except FileNotFoundError as e:
-        raise WorkloadError(name, "", "there is no such file", "Check the path.") from e
     except OSError as e:
-        reason = os.strerror(e.errno) if e.errno else str(e)
         raise WorkloadError(
-            name, "", f"it cannot be opened ({reason})", "Check its permissions."
+            name, "", f"it cannot be opened ({os_reason(e)})", "Check its permissions."
         ) from e
     if not magic:
         raise WorkloadError(
