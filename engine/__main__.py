@@ -11,6 +11,7 @@ import json
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import VERSION
@@ -225,6 +226,12 @@ def read_workload(args: argparse.Namespace) -> Workload:
 def simulate_command(args: argparse.Namespace) -> int:
     """Run `simulate`; returns the exit code."""
     settings = read_settings(args)
+    if args.decisions and any(
+        Path(args.decisions).resolve() == Path(t).resolve() for t in args.trace
+    ):
+        raise SettingsError(
+            f"--decisions {args.decisions} is the trace itself. Give another file."
+        )
     workload = read_workload(args)
     if args.decisions:
         from engine.decisions import write_decisions
@@ -248,6 +255,7 @@ def simulate_command(args: argparse.Namespace) -> int:
             "out": str(done.path),
             "status": done.status,
             "num_requests": done.num_requests,
+            "num_unfinished": done.num_unfinished,
             "num_steps": done.num_steps,
             "num_preemptions": done.num_preemptions,
             "duration_s": done.duration_s,
@@ -268,6 +276,13 @@ def warm_up_command(args: argparse.Namespace) -> int:
     return 0
 
 
+_WHY_UNFINISHED = {
+    "stalled": "Nothing more could be scheduled: the head of the queue can never fit. Without --compat such requests are refused with the reason.",
+    "livelock": "No new token came for livelock_steps steps: requests preempt themselves for ever. Give a larger pool, or leave --compat away.",
+    "max_steps": "The run was cut at max_steps.",
+}
+
+
 def _print_result(result: dict[str, Any], workload: Workload) -> None:
     for note in workload.report.notes:
         print(f"note: {note}")
@@ -280,6 +295,10 @@ def _print_result(result: dict[str, Any], workload: Workload) -> None:
             f"{result['duration_s']:,.1f} s of engine time in {result['wall_s']:.1f} s"
         )
     print(line)
+    if result.get("num_unfinished"):
+        print(
+            f"note: {result['num_unfinished']:,} requests never finished. {_WHY_UNFINISHED.get(result['status'], '')}"
+        )
     print(f"recording: {result['out']}  (python -m analyzer summary {result['out']})")
 
 
@@ -322,6 +341,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except InvariantError as error:
         print(f"internal error, please report: {error}", file=sys.stderr)
         return 3
+    except (OSError, OverflowError, ValueError, MemoryError) as error:
+        what = str(error) or type(error).__name__
+        print(f"error: {what}. Check the paths and numbers given.", file=sys.stderr)
+        return EXIT_USER_ERROR
     except KeyboardInterrupt:
         print("stopped; what was recorded so far is readable", file=sys.stderr)
         return 130

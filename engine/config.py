@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
@@ -113,7 +112,7 @@ def _whole(name: str, value: Any, least: int, most: int) -> None:
 
 def _is_number(value: Any) -> bool:
     return (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e12 < value < 1e12
     )
 
 
@@ -324,7 +323,7 @@ def settings_from_file(path: str | Path, base: EngineSettings | None = None) -> 
         raise SettingsError(
             f"{path.name}: there is no such file. Give the path of a settings JSON."
         ) from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise SettingsError(f"{path.name}: not a readable JSON file ({error}).") from None
     if not isinstance(document, dict):
         raise SettingsError(

@@ -144,11 +144,11 @@ def _number(name: str, value: float) -> float:
     """An override of a CostParams field with the field's own type. Raises SettingsError."""
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
-    if not 0 <= number < float("inf") or (name == "expert_skip_frac" and number > 1):
+    if not 0 <= number <= 1e18 or (name == "expert_skip_frac" and number > 1):
         raise SettingsError(
-            f"cost parameter {name}: {value!r} is out of range. It must be 0 or a positive number."
+            f"cost parameter {name}: {value!r} is out of range. It must lie between 0 and 1e18."
         )
     return int(number) if name in _INT_FIELDS else number
 

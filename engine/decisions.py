@@ -18,6 +18,8 @@ from engine.simulator import simulate_by_step
 from traces.errors import SettingsError
 from traces.workload import Workload
 
+_FIRST = b'{"step":'  # how every line of a log begins
+
 
 def waiting_order(s: State) -> list[int]:
     """Requests of the waiting queue in the order in which they would be popped."""
@@ -103,6 +105,7 @@ def write_decisions(
 
     Raises: SettingsError if the file cannot be written.
     """
+    _refuse_to_replace(Path(decisions), overwrite)
     try:
         with Path(decisions).open("w", encoding="utf-8") as handle:
             return _write_all(
@@ -112,6 +115,19 @@ def write_decisions(
         raise SettingsError(
             f"{decisions}: cannot write the decisions ({error.strerror}). Give another file."
         ) from None
+
+
+def _refuse_to_replace(path: Path, overwrite: bool) -> None:
+    """Raise SettingsError where the file holds anything but an earlier log of decisions."""
+    try:
+        with path.open("rb") as handle:
+            start = handle.read(len(_FIRST))
+    except (OSError, ValueError):
+        return  # nothing there, or it says so when it is opened to write
+    if start and start != _FIRST and not overwrite:
+        raise SettingsError(
+            f"{path}: the file exists and is no log of decisions; it is left as it is. Give another --decisions file."
+        )
 
 
 def _write_all(handle: IO[str], phases: Iterator[tuple[str, State, np.ndarray]]) -> str:

@@ -152,7 +152,7 @@ def _find(text: str) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise SettingsError(
             f"{path.name}: this is not JSON ({e}). Give a device file or a preset name."
         ) from e
@@ -204,7 +204,7 @@ def _check_allreduce(value: Any, file: str) -> tuple[AllReduce, ...]:
     fault = f"{file}, allreduce: {value!r} is not a list of [tp, seconds, bytes per second] or of those with [..., small bytes per second, switch seconds]."
     try:
         numbers = [[float(x) for x in row] for row in value]
-    except (TypeError, ValueError) as e:
+    except (TypeError, ValueError, OverflowError) as e:
         raise SettingsError(fault) from e
     if not all(len(row) in (3, 5) for row in numbers):
         raise SettingsError(fault)
@@ -225,9 +225,9 @@ def _check_allreduce(value: Any, file: str) -> tuple[AllReduce, ...]:
 def check_number(key: str, value: Any, place: str) -> float:
     """The value as a float. Raises SettingsError that names place, key and what is allowed."""
     number = (
-        isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        isinstance(value, (int, float)) and not isinstance(value, bool) and -1e18 < value < 1e18
     )
-    low_ok = number and (value > 0 or (value == 0 and key in _ZERO_ALLOWED))
+    low_ok = number and (value > 1e-15 or (value == 0 and key in _ZERO_ALLOWED))
     high_ok = number and (value <= 1 or key not in _SHARES)
     if not (low_ok and high_ok and (key not in ("knee", "moe_knee") or value >= 1)):
         allowed = (
@@ -235,7 +235,7 @@ def check_number(key: str, value: Any, place: str) -> float:
             if key in _SHARES
             else "1 or more"
             if key in ("knee", "moe_knee")
-            else "a positive number"
+            else "a positive number below 1e18"
         )
         raise SettingsError(f"{place}, {key}: {value!r} is out of range. It must be {allowed}.")
     return float(value)

@@ -54,6 +54,8 @@ _ALIASES = {
     "experts_per_token": ("num_experts_per_tok", "experts_per_token", "num_experts_per_token"),
 }
 
+_MOST = 1_000_000_000  # larger than any width, count or context length
+
 
 def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     """Fields of ModelShape that the config gives; `file` names it in errors. Alters nothing.
@@ -87,7 +89,9 @@ def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
                 config.get("tie_word_embeddings", kind in TIED_BY_DEFAULT),
             )
         ),
-        "max_model_len": c.get("max_position_embeddings") or c.get("n_positions"),
+        "max_model_len": _whole(c, "max_position_embeddings", file)
+        or _whole(c, "n_positions", file)
+        or None,
     }
     fields |= _moe(c, fields["num_layers"], fields["ffn"], file)
     fields |= _mla(c, kind, file)
@@ -104,7 +108,7 @@ def _get(c: Mapping[str, Any], name: str) -> Any:
 
 def _count(c: Mapping[str, Any], name: str, file: str) -> int:
     value = _get(c, name)
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= _MOST:
         key = next(k for k in _ALIASES[name] if c.get(k) is not None)
         raise SettingsError(
             f"{file}, {key}: {value!r} is not a positive whole number. Check the file."
@@ -117,7 +121,7 @@ def _whole(c: Mapping[str, Any], key: str, file: str, default: int = 0) -> int:
     value = c.get(key)
     if value is None:
         return default
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST:
         raise SettingsError(
             f"{file}, {key}: {value!r} is not a positive whole number. Check the file."
         )
@@ -226,6 +230,8 @@ def _quantization(q: Mapping[str, Any] | None, file: str) -> dict[str, Any]:
     """Weight types that a quantization_config declares; nothing: 16 bits (float32 is served so too)."""
     if not q:
         return {}
+    if not isinstance(q, Mapping):
+        raise SettingsError(f"{file}: quantization_config must be an object, not {q!r}.")
     method = str(q.get("quant_method") or "")
     if method == "mxfp4":  # gpt-oss: experts only
         return {"expert_weight_dtype": "mxfp4"}

@@ -303,7 +303,7 @@ def load_model(name_or_path: str | Path) -> ModelShape:
 def _read(path: Path, name: str) -> ModelShape:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
-    except (UnicodeDecodeError, json.JSONDecodeError) as e:
+    except (OSError, ValueError, RecursionError) as e:
         raise SettingsError(
             f"{path.name}: this is not JSON ({e}). Give a Hugging Face config.json."
         ) from e

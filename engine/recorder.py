@@ -7,6 +7,7 @@ a temporary name and renamed when it is whole; a killed writer loses at most the
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -35,25 +36,25 @@ def prepare_directory(path: str | Path, *, overwrite: bool = False) -> Path:
     Raises: SettingsError if something is there already (with overwrite, only if it is no recording),
     or it cannot be made.
     """
-    path = Path(path)
-    if path.is_file():
+    try:
+        path = Path(path)
+        is_file = path.is_file()
+    except (OSError, ValueError) as error:
+        raise SettingsError(f"{path!r}: no directory can have that name ({error}).") from None
+    if is_file:
         raise SettingsError(
             f"{path}: a file of that name exists. Give another --out directory."
         )
     if path.is_dir() and any(path.iterdir()):
-        ours = all(
-            p.name in {t.name for t in schema.TABLES} | {schema.CLOSED_FILE}
-            for p in path.iterdir()
-        )
         if not overwrite:
             raise SettingsError(
                 f"{path}: the directory is not empty. Give another --out directory, or --overwrite."
             )
-        if not ours:
+        if not _is_only_a_recording(path):
             raise SettingsError(
                 f"{path}: the directory holds more than a recording; it is left as it is. Give another --out directory."
             )
-        shutil.rmtree(path)
+        shutil.rmtree(path.resolve())
     try:
         path.mkdir(parents=True, exist_ok=True)
         probe = path / ".writable"
@@ -64,6 +65,25 @@ def prepare_directory(path: str | Path, *, overwrite: bool = False) -> Path:
             f"{path}: cannot write there ({error.strerror}). Give another --out directory."
         ) from None
     return path
+
+
+_PART = re.compile(r"part-\d+\.parquet(\.tmp)?")
+_MARKS = (schema.CLOSED_FILE, schema.CLOSED_FILE + ".tmp")
+
+
+def _is_only_a_recording(path: Path) -> bool:
+    """Whether a directory holds parts of a recording's tables, their closing mark, and nothing else."""
+    tables = {t.name for t in schema.TABLES}
+    found = 0
+    for entry in path.iterdir():
+        if entry.name in tables and entry.is_dir() and not entry.is_symlink():
+            parts = list(entry.iterdir())
+            if not all(p.is_file() and _PART.fullmatch(p.name) for p in parts):
+                return False
+            found += len(parts)
+        elif entry.name not in _MARKS or not entry.is_file():
+            return False
+    return found > 0
 
 
 class _TableWriter:

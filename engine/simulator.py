@@ -29,6 +29,7 @@ from traces.errors import RecordingError, SettingsError
 from traces.workload import Workload
 
 CHUNK_STEPS = 8_000
+LONGEST_RUN_S = 1e10  # 300 years: beyond it, a number is wrong, not the load high
 BASELINE = "0.26.0"
 _STATUS = {
     Code.DONE: "completed",
@@ -55,6 +56,7 @@ class SimulationResult:
     status: str
     num_steps: int
     num_requests: int
+    num_unfinished: int
     num_preemptions: int
     duration_s: float
     wall_s: float
@@ -171,6 +173,8 @@ class _Run:
         columns = core_columns(workload, settings)
         self.state = make_state(columns, self.resolved.rules)
         self.ids = workload.table["request_id"].to_numpy()
+        # Before anything on disk is touched: the core takes these settings at all.
+        run_chunk(self.state, self.resolved.rules, self.resolved.cost, 0)
         directory = prepare_directory(out_dir, overwrite=overwrite)
         self.recorder = Recorder(
             directory,
@@ -186,6 +190,11 @@ class _Run:
     def record(self) -> None:
         """Empty the core's row buffers into the recorder."""
         s, c = self.state, self.state.c[0]
+        if not c.gpu_free_s < LONGEST_RUN_S:
+            raise SettingsError(
+                f"the run would last {c.gpu_free_s:g} s by step {self.steps + c.num_step_rows:,}: a parameter of the "
+                "cost model, the latency or the rate scale is absurd. What was recorded before is readable."
+            )
         steps = s.step_rows[: c.num_step_rows]
         self.preemptions += int(steps["num_preempted"].sum())
         self.steps += len(steps)
@@ -203,7 +212,8 @@ class _Run:
         """Record what is left, unfinished requests included, and close the recording."""
         self.record()
         c = self.state.c[0]
-        if c.num_ended < len(self.ids):
+        unfinished = len(self.ids) - int(c.num_ended)
+        if unfinished:
             ended = np.isin(self.state.requests["status"][:-1], (6, 7, 8))
             self.recorder.add_requests(np.flatnonzero(~ended), self.state.requests)
         with _writing(self.recorder.directory):
@@ -213,6 +223,7 @@ class _Run:
             status,
             self.steps,
             len(self.ids),
+            unfinished,
             self.preemptions,
             float(c.gpu_free_s),
             wall_s,

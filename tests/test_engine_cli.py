@@ -260,3 +260,77 @@ def test_as_a_process_a_mistake_shows_no_traceback(trace: Path, tmp_path: Path) 
     assert done.stdout == ""
     assert "Traceback" not in done.stderr
     one_error(done.stderr, "num_gpu_blocks 0")
+
+
+def test_overwriting_leaves_a_folder_with_files_of_the_users_alone(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    run(trace, "--out", out, *SMALL, "--clock", "step")
+    mine = out / "steps" / "mine.csv"
+    mine.write_text("kept")
+
+    code = run(trace, "--out", out, *SMALL, "--clock", "step", "--overwrite")
+
+    assert code == 2
+    assert mine.read_text() == "kept"
+    assert "holds more than a recording" in capsys.readouterr().err
+
+
+def test_a_run_that_cannot_start_leaves_the_recording_it_was_to_replace(
+    trace: Path, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(trace, "--out", out, *SMALL, "--clock", "step")
+
+    code = run(trace, "--out", out, *SMALL, "--overwrite", "--cost", "knee=1e300")
+
+    assert code == 2
+    assert open_recording(out).requests.height == 3
+
+
+def test_decisions_replace_neither_the_trace_nor_another_file(
+    trace: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = trace.read_text()
+    notes = tmp_path / "notes.txt"
+    notes.write_text("mine")
+
+    codes = [
+        run(trace, "--out", tmp_path / "o", *SMALL, "--clock", "step", "--decisions", f)
+        for f in (trace, notes)
+    ]
+
+    assert codes == [2, 2]
+    assert (trace.read_text(), notes.read_text()) == (before, "mine")
+
+
+def test_a_log_of_decisions_is_written_again(trace: Path, tmp_path: Path) -> None:
+    log = tmp_path / "d.jsonl"
+    flags = ("--out", tmp_path / "o", *SMALL, "--clock", "step", "--decisions", log)
+
+    codes = [run(trace, *flags), run(trace, *flags, "--overwrite")]
+
+    assert codes == [0, 0]
+    assert len(log.read_text().splitlines()) == 8
+
+
+def test_prompts_over_the_model_length_are_refused_under_compat_too(
+    trace: Path, tmp_path: Path
+) -> None:
+    flags = ("--out", tmp_path / "o", *SMALL, "--max-model-len", "6")
+
+    code = run(trace, *flags, "--clock", "step", "--compat", "vllm-0.26")
+
+    statuses = open_recording(tmp_path / "o").requests.sort("request_id")["status"].to_list()
+    assert code == 0
+    assert statuses == ["refused", "refused", "finished"]
+
+
+def test_modelled_times_without_end_stop_the_run_with_a_sentence(
+    timed_csv: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = run(timed_csv, "--out", tmp_path / "o", *SMALL, "--cost", "layer_overhead_s=1e17")
+
+    assert code == 2
+    assert "the run would last" in capsys.readouterr().err

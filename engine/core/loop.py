@@ -103,13 +103,14 @@ def _arrive(s: Any, rules: Any) -> None:
     if rules.concurrency > 0:
         q.arrival_s = c.now_s
     events.note(s, _K_ARRIVE, r, q.arrival_s, _ZERO, q.prompt, c.num_free)
-    if not rules.compat:
-        if q.prompt >= rules.max_model_len:
-            events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OVER_LEN)
-            return
-        if (q.prompt + rules.block_size - 1) // rules.block_size > rules.num_blocks - 1:
-            events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OVER_POOL)
-            return
+    # vLLM's front end refuses them too; the core has no block-table row for more.
+    if q.prompt > rules.max_model_len or (q.prompt == rules.max_model_len and not rules.compat):
+        events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OVER_LEN)
+        return
+    needed = (q.prompt + rules.block_size - 1) // rules.block_size
+    if needed > rules.num_blocks - 1 and not rules.compat:
+        events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OVER_POOL)
+        return
     q.status = _WAITING
     queues.wait_push(s, r, rules.priority, _ZERO)
 
