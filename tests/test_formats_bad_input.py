@@ -303,3 +303,55 @@ def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
         open_recording(pipe)
     with pytest.raises(WorkloadError, match="not a regular file but a device"):
         traces.open_workload("/dev/zero")
+
+
+NINES = b"9" * 5000
+SESSION = b'{"session_id": "a", "input": [], "output_length": %s, "pre_gap": %s}\n'
+WEKA = b'{"id": "x", "block_size": %s, "hash_id_scope": "local", "requests": [{"t": %s, "in": 100, "out": 5, "hash_ids": [1, 2], "type": "n"}]}'
+PREFIXED = b'{"arrival_s": 0, "prompt_tokens": 9, "output_tokens": 1, "prefix_hash_ids": [1], "prefix_hash_block": %d}\n'
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "said"),
+    [
+        ("padded.csv.gz", gzip.compress(TABLE) + bytes(100), "gzip data is damaged"),
+        ("gap.jsonl", SESSION % (b"3", b"9" * 400), "line 1: .* is not a gap in seconds"),
+        ("out.jsonl", SESSION % (b"1e400", b"0"), "line 1: 'inf' is not a number of output"),
+        ("digits.jsonl", b'{"arrival_s": ' + NINES + b"}\n", "a number has thousands of digits"),
+        ("later.jsonl", LINE + b'{"timestamp": ' + NINES + b"}\n", "line 2: .*thousands of digits"),
+        ("time.json", WEKA % (b"64", b"9" * 400), "request 1: .* is not a time in seconds"),
+        ("block.json", WEKA % (b"1e400", b"0"), "cannot convert float infinity"),
+        ("size.json", WEKA % (b"-64", b"0"), "-64 tokens is no length of a prefix block"),
+        ("prefix.jsonl", PREFIXED % 4 + PREFIXED % -4, "row 2, column prefix_hash_block: -4 tokens"),
+        ("wide.jsonl", PREFIXED % 40_000_000_000, "row 1, column prefix_hash_block: 40,000,000,000"),
+    ],
+)  # fmt: skip
+def test_numbers_beyond_all_measure_are_one_sentence(
+    tmp_path: Path, name: str, data: bytes, said: str
+) -> None:
+    (tmp_path / name).write_bytes(data)
+
+    with pytest.raises(WorkloadError, match=said):
+        traces.open_any(tmp_path / name)
+    assert describe(tmp_path / name)["kind"] == "refused"
+
+
+def test_ids_of_any_length_are_ids(tmp_path: Path) -> None:
+    path = tmp_path / "ids.json"
+    path.write_bytes((WEKA % (b"64", b"0")).replace(b"[1, 2]", b"[%s, -1]" % (b"9" * 25)))
+
+    assert traces.open_workload(path).table["prefix_ids"].list.len().to_list() == [2]
+
+
+def test_what_no_reader_foresaw_names_file_and_fault(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "t.csv"
+    path.write_bytes(TABLE)
+
+    def broken(*_: object) -> None:
+        raise OverflowError("too large")
+
+    monkeypatch.setattr("traces.open._read", broken)
+    with pytest.raises(WorkloadError, match=r"t\.csv: .*OverflowError: too large"):
+        traces.open_workload(path)

@@ -6,6 +6,8 @@ the Workload. Knows no format itself.
 
 from __future__ import annotations
 
+import csv
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +18,7 @@ import polars as pl
 from traces.errors import NotAWorkloadError, WorkloadError
 from traces.formats import formats
 from traces.formats.build import to_workload
-from traces.formats.raw import RawTrace, ReadOptions
+from traces.formats.raw import MAX_PREFIX_BLOCK_TOKENS, RawTrace, ReadOptions
 from traces.formats.source import Source, inspect
 from traces.formats.times import UNITS
 from traces.paths import is_file, is_folder
@@ -27,6 +29,18 @@ if TYPE_CHECKING:
     from traces.recording import Recording
 
 PathLike = str | Path
+# what Python, polars and decompressors raise over damage and absurd numbers
+UNFORESEEN = (
+    ValueError,
+    OverflowError,
+    OSError,
+    EOFError,
+    RecursionError,
+    csv.Error,
+    zlib.error,
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+)
 SAMPLE_PREFIX = "sample:"  # "sample:chat" names a bundled workload where a trace is asked for
 
 
@@ -106,7 +120,30 @@ def _options(
 
 
 def read_raw(source: Source, options: ReadOptions) -> RawTrace:
-    """The rows of a file by the first reader that knows it. Raises WorkloadError or a refusal."""
+    """The rows of a file by the first reader that knows it. Raises WorkloadError or a refusal.
+
+    What no reader foresaw of a damaged file ends here too, as an error that names file and fault.
+    """
+    try:
+        raw = _read_by_first(source, options)
+    except UNFORESEEN as e:
+        said = " ".join(str(e).split())[:200] or "no more is known"
+        raise source.error(
+            "",
+            f"it cannot be read as a trace ({type(e).__name__}: {said})",
+            "Copy or export the file again, and check that its numbers are sane.",
+        ) from e
+    block = raw.prefix_block_tokens
+    if block is not None and not 1 <= block <= MAX_PREFIX_BLOCK_TOKENS:
+        raise source.error(
+            "block size",
+            f"{block:,} tokens is no length of a prefix block",
+            f"Give 1 to {MAX_PREFIX_BLOCK_TOKENS:,} tokens, or leave it out.",
+        )
+    return raw
+
+
+def _read_by_first(source: Source, options: ReadOptions) -> RawTrace:
     from traces.formats.refusals import refusal
 
     if options.mapping:

@@ -17,7 +17,13 @@ from traces.formats.columns import KINDS, NEEDED, checked_mapping, guess
 from traces.formats.figures import figures
 from traces.formats.json_records import nested_names
 from traces.formats.mooncake import fitting_block
-from traces.formats.raw import Format, RawTrace, ReadOptions, raw_from_table
+from traces.formats.raw import (
+    MAX_PREFIX_BLOCK_TOKENS,
+    Format,
+    RawTrace,
+    ReadOptions,
+    raw_from_table,
+)
 from traces.formats.source import Source
 from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
@@ -199,6 +205,14 @@ def _prefix_blocks(
             return frame, block, [said]
         return frame, None, ["A prefix id is taken as one block of the engine's block size."]
     sizes = frame["prefix_block_tokens"].fill_null(0)
+    wild = ((sizes < 0) | (sizes > MAX_PREFIX_BLOCK_TOKENS)).arg_true()
+    if len(wild):
+        row = int(wild[0])
+        raise source.error(
+            f"row {row + 1}, column {columns['prefix_block_tokens']}",
+            f"{sizes[row]:,} tokens is no length of a prefix block",
+            f"Give 1 to {MAX_PREFIX_BLOCK_TOKENS:,} tokens, or 0 for the engine's own block size.",
+        )
     frame = frame.drop("prefix_block_tokens")
     distinct = sizes.unique().to_list()
     if distinct == [0]:

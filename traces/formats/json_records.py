@@ -93,6 +93,10 @@ def _decode(text: str, start: int) -> tuple[Any, int]:
         return _DECODER.raw_decode(text, start)
     except RecursionError:
         raise json.JSONDecodeError("it is nested too deeply", text, start) from None
+    except json.JSONDecodeError:
+        raise
+    except ValueError:  # Python turns no text of more than 4,300 digits into a number
+        raise json.JSONDecodeError("a number has thousands of digits", text, start) from None
 
 
 def _bad_json(source: Source, text: str, e: json.JSONDecodeError) -> WorkloadError:

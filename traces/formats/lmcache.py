@@ -80,18 +80,18 @@ def _read_sessions(source: Source, options: ReadOptions) -> RawTrace:
     for place, record in records(source):
         session = str(record.get("session_id"))
         text = _message_text(record.get("input") or [])
-        output = record.get("output_length")
-        gap = record.get("pre_gap") or 0.0
-        start = ready.setdefault(session, len(ready) * options.stagger_s) + float(gap)
+        output = rows.finite(place, "a number of output tokens", record.get("output_length"))
+        gap = rows.finite(place, "a gap in seconds", record.get("pre_gap"))
+        start = ready.setdefault(session, len(ready) * options.stagger_s) + gap
         rows.add(
             place,
             start,
             estimated_tokens(text),
-            output,
+            record.get("output_length"),
             session_id=session,
             prefix_ids=_text_blocks(text),
         )
-        ready[session] = start + nominal_service_s(estimated_tokens(text), int(output or 0))
+        ready[session] = start + nominal_service_s(estimated_tokens(text), int(output))
     return rows.trace(
         prefix_block_tokens=BLOCK_TOKENS,
         notes=(

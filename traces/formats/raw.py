@@ -15,9 +15,11 @@ import numpy as np
 import polars as pl
 
 from traces.formats import times
-from traces.formats.cells import shown, whole_numbers
+from traces.formats.cells import id_number, shown, whole_numbers
 from traces.formats.source import Source
 from traces.formats.tabular import Loaded
+
+MAX_PREFIX_BLOCK_TOKENS = 10_000_000  # a longer block is a damaged number, not a block
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,8 @@ class Rows:
     def _number(self, place: str, what: str, value: Any) -> float | int | None:
         if value is None or value == "":
             return None
-        if isinstance(value, int | float) and not isinstance(value, bool):
-            return value
+        if isinstance(value, float) or (type(value) is int and abs(value) < 2**1000):
+            return value  # a longer integer is no float, and no count or time either
         for read in (int, float) if isinstance(value, str) else ():
             try:
                 return read(value)
@@ -107,6 +109,15 @@ class Rows:
         raise self.source.error(
             place, f"{shown(value)} is not {what}", "Correct or remove the record."
         )
+
+    def finite(self, place: str, what: str, value: Any) -> float:
+        """A number to reckon with, 0 where there is none. Raises WorkloadError for inf and text."""
+        number = self._number(place, what, value) or 0
+        if not np.isfinite(float(number)):
+            raise self.source.error(
+                place, f"{shown(value)} is not {what}", "Correct or remove the record."
+            )
+        return float(number)
 
     def _time(self, place: str, value: Any) -> Any:
         if value is None or value == "":
@@ -188,7 +199,11 @@ def raw_from_table(source: Source, format_name: str, loaded: Loaded, **about: An
 def mix_ids(ids: Sequence[int], scope: str) -> list[int]:
     """Ids that are unique only within `scope`, as ids that are unique everywhere (64 bits)."""
     seed = int.from_bytes(hashlib.blake2b(scope.encode(), digest_size=8).digest(), "little")
-    x = np.asarray(ids, dtype=np.uint64) + np.uint64(seed)
+    try:
+        own = np.asarray(ids, dtype=np.uint64)
+    except (OverflowError, ValueError, TypeError):  # negative, longer than 64 bits, or text
+        own = np.asarray([id_number(v) for v in ids], dtype=np.uint64)
+    x = own + np.uint64(seed)
     # splitmix64's finaliser: a bijection, so two ids of one scope never meet.
     # Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
     x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)

@@ -63,12 +63,15 @@ def load(
     A role of kind TIME must be called arrival_s. Blank lines are skipped. A cell that is not what
     its kind says raises WorkloadError with its row and column.
     """
-    if source.shape == "json":
-        lazy = _scan_json(source, columns, kinds)
-    elif source.shape == "parquet":
-        lazy = pl.scan_parquet(source.path, glob=False)
-    else:
-        lazy = _scan_csv(source)
+    try:
+        if source.shape == "json":
+            lazy = _scan_json(source, columns, kinds)
+        elif source.shape == "parquet":
+            lazy = pl.scan_parquet(source.path, glob=False)
+        else:
+            lazy = _scan_csv(source)
+    except (PolarsError, OSError, PanicException) as e:
+        raise _table_error(source, e) from e
     picked = lazy.select([_field(source, c).alias(r) for r, c in columns.items()])
     frame, plan = _collect(source, picked, columns, kinds, time_unit)
     return _finish(source, frame, columns, kinds, plan)
@@ -298,6 +301,7 @@ def _table_error(source: Source, e: BaseException) -> WorkloadError:
         "unexpected end of file" in text
         or "zstd" in text.lower()
         or "incomplete" in text.lower()
+        or "gzip header" in text
     ):
         fault = f"the {source.compression or 'file'} data is damaged or cut off"
         return source.error("", fault, "Copy or download the file again.")

@@ -113,7 +113,7 @@ def _seconds(rows: Rows, place: str, request: Any) -> float:
     t = request.get("t")
     if isinstance(t, bool) or not isinstance(t, int | float):
         raise rows.source.error(place, f"its time t is {t!r}", "Correct or remove it.")
-    return float(t)
+    return rows.finite(place, "a time in seconds", t)
 
 
 def _add(
