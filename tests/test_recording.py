@@ -519,7 +519,19 @@ def test_a_run_that_was_cancelled_says_so(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("content", ["", "{", "[]", '{"rows": 3}', '{"rows": {"steps": "x"}}'])
+DAMAGED_CLOSINGS = [
+    "",
+    "{",
+    "[]",
+    '{"rows": 3}',
+    '{"rows": {"steps": "x"}}',
+    '{"rows": {"steps": 1e400}}',
+    "[" * 100_000,
+    '{"rows": {"steps": %s}}' % ("9" * 5000),
+]
+
+
+@pytest.mark.parametrize("content", DAMAGED_CLOSINGS)
 def test_a_damaged_closing_mark_counts_as_none(tmp_path: Path, content: str) -> None:
     root = write(tmp_path / "run", **make_two_requests())
     (root / "closed.json").write_text(content)
@@ -564,3 +576,72 @@ def test_a_part_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> 
     os.mkfifo(root / "events" / "part-00000.parquet")
 
     assert "the part is not a regular file" in refusal(root)
+
+
+def test_a_closing_mark_that_is_a_folder_counts_as_none(tmp_path: Path) -> None:
+    root = write(tmp_path / "run", **make_two_requests(), closed=False)
+    (root / "closed.json").mkdir()
+
+    rec = open_recording(root)
+
+    assert rec.status == "unclosed"
+    assert rec.notes == ("closed.json is damaged, so the end of the run may be missing.",)
+
+
+def test_metadata_that_is_nested_beyond_all_measure_is_an_error(tmp_path: Path) -> None:
+    root = write(tmp_path / "run", steps=make_steps([1]))
+    rewrite_steps(root, metadata=b"[" * 100_000)
+
+    assert "the metadata is nested too deeply" in refusal(root)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fault"),
+    [
+        ({"pool_blocks": 2**70}, "pool_blocks 1180591620717411303424"),
+        ({"pool_blocks": -1}, "pool_blocks -1, and it is a whole number from 0"),
+        ({"pool_blocks": "10"}, "pool_blocks '10'"),
+        ({"host_pool_blocks": 1.5}, "host_pool_blocks 1.5"),
+        ({"block_bytes": -5}, "block_bytes -5"),
+        ({"settings": {"block_size": 0}}, "settings.block_size 0, and it is a whole number from 1"),
+        ({"settings": {"block_size": True}}, "settings.block_size True"),
+        ({"settings": {"num_gpu_blocks": 2**70}}, "settings.num_gpu_blocks 1180591620717411303424"),
+    ],
+)  # fmt: skip
+def test_sizes_in_the_metadata_are_checked(
+    tmp_path: Path, changes: dict[str, Any], fault: str
+) -> None:
+    root = write(tmp_path / "run", steps=make_steps([1]), meta=make_meta(**changes))
+
+    assert fault in refusal(root)
+
+
+@pytest.mark.parametrize("at", [0.2, 0.5, 0.8])
+def test_a_packed_zip_with_a_flipped_byte_is_an_error(tmp_path: Path, at: float) -> None:
+    root = write(tmp_path / "run", **make_two_requests())
+    path = tmp_path / "packed.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.write(root / "steps" / "part-00000.parquet", "steps/part-00000.parquet")
+        packed = archive.getinfo("steps/part-00000.parquet").compress_size
+    data = bytearray(path.read_bytes())
+    for i in range(8):
+        data[50 + int(at * packed) + i] ^= 0xFF
+    path.write_bytes(data)
+
+    assert "the zip cannot be read" in refusal(path)
+
+
+@pytest.mark.parametrize(
+    ("table", "column"), [("steps", "duration_s"), ("steps", "stall_s"), ("requests", "output_tokens")]
+)  # fmt: skip
+def test_durations_and_lengths_beyond_all_measure_are_errors(
+    tmp_path: Path, table: str, column: str
+) -> None:
+    tables = {"steps": make_steps([1]), "requests": make_requests([{"request_id": "a"}])}
+    spec = tables[table]
+    values = pa.array([2 * 10**9], type=spec.schema.field(column).type)
+    tables[table] = spec.set_column(spec.column_names.index(column), column, values)
+    root = write(tmp_path / "run", **tables)
+
+    assert f"column {column}" in refusal(root)
+    assert "is more than 1,000,000,000" in refusal(root)

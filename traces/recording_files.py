@@ -7,10 +7,13 @@ It knows the layout that `schema.py` describes and nothing about what the rows m
 from __future__ import annotations
 
 import json
+import lzma
 import os
 import re
 import shutil
+import struct
 import zipfile
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -29,6 +32,18 @@ ROW_GROUP_ROWS = 262_144
 MAX_UNZIPPED_BYTES = 8 * 1024**3
 MAX_ZIP_MEMBERS = 20_000
 MAX_ZIP_RATIO = 200  # Parquet is compressed already: real recordings stay below 10
+# what the zip reader and its decompressors raise; NotImplementedError is a RuntimeError
+ZIP_DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def metadata_bytes(meta: Mapping[str, Any]) -> bytes:
@@ -125,7 +140,7 @@ def unzip_recording(archive_path: Path, target: Path, label: str) -> None:
             budget = MAX_UNZIPPED_BYTES
             for inside, member in members.items():
                 budget -= _extract(archive, member, target / inside, budget, label)
-    except (zipfile.BadZipFile, EOFError, OSError, RuntimeError, NotImplementedError) as error:
+    except ZIP_DAMAGE as error:
         raise RecordingError(
             label, "", f"the zip cannot be read ({error})", "Make or upload the zip again."
         ) from error
@@ -279,17 +294,27 @@ class Closing:
 def read_closed(root: Path) -> tuple[Closing | None, str | None]:
     """The closing mark, or None and the reason why the run's end is not known."""
     path = root / CLOSED_FILE
-    if not path.exists():
+    if not os.path.lexists(path):
         return (
             None,
             "The recording was not closed: its writer was stopped, and the end of the run may be missing.",
         )
     try:
+        if not is_file(path):
+            raise OSError("not a regular file")
         content = json.loads(path.read_text())
         names = {spec.name for spec in TABLES}
         rows = {k: int(v) for k, v in content["rows"].items() if k in names}
         return Closing(rows, str(content.get("status", COMPLETED))), None
-    except (ValueError, TypeError, AttributeError, KeyError):
+    except (
+        ValueError,
+        TypeError,
+        AttributeError,
+        KeyError,
+        OverflowError,
+        RecursionError,
+        OSError,
+    ):
         return None, f"{CLOSED_FILE} is damaged, so the end of the run may be missing."
 
 

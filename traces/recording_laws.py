@@ -23,6 +23,10 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "mode_used": MODES,
     "status": STATUSES,
 }
+MOST: dict[str, int] = dict.fromkeys(  # of one request or one step; more is a damaged number
+    ("prompt_tokens", "output_tokens", "duration_s", "stall_s", "preempted_s", "max_itl_s"),
+    10**9,
+)
 _REWRITE = "Record the run again, or mend the tool that wrote this file."
 
 
@@ -121,6 +125,12 @@ def check_values(frame: pl.DataFrame, spec: Table, place: Place) -> None:
             row = first_true(values < 0)
             if row is not None:
                 raise place.error(column.name, row, f"{values[row]!r} is less than 0")
+        most = MOST.get(column.name)
+        row = first_true(values > most) if most is not None else None
+        if row is not None:
+            raise place.error(
+                column.name, row, f"{values[row]!r} is more than {most:,} {column.unit}"
+            )
 
 
 @dataclass

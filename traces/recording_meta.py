@@ -29,6 +29,9 @@ DAMAGE = (
     pl.exceptions.PanicException,
 )
 
+MAX_BLOCKS = 2**31 - 1  # what the tables' columns can hold
+MAX_BLOCK_BYTES = 2**50
+
 
 class Meta(dict[str, Any]):
     """A recording's metadata document, with names for what readers ask for most.
@@ -138,6 +141,8 @@ def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
         meta = json.loads(raw)
     except ValueError as error:
         raise place.error("", None, f"the metadata is no JSON ({error})") from error
+    except RecursionError as error:
+        raise place.error("", None, "the metadata is nested too deeply") from error
     if not isinstance(meta, dict):
         raise place.error("", None, "the metadata is no JSON object")
     version = str(meta.get("schema_version"))
@@ -148,7 +153,28 @@ def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
             f"the recording has schema version {version}, and this version of KV Replay reads {', '.join(READABLE_VERSIONS)}",
             "Record the run again with this version, or open it with the one that wrote it.",
         )
-    return Meta(meta)
+    found = Meta(meta)
+    _check_sizes(found, place)
+    return found
+
+
+def _check_sizes(meta: Meta, place: Place) -> None:
+    """Raise where a size that readers reckon with is no whole number, negative or absurd."""
+    sizes = (
+        ("pool_blocks", meta.get("pool_blocks"), 0, MAX_BLOCKS),
+        ("host_pool_blocks", meta.get("host_pool_blocks"), 0, MAX_BLOCKS),
+        ("block_bytes", meta.get("block_bytes"), 0, MAX_BLOCK_BYTES),
+        ("settings.num_gpu_blocks", meta.settings.get("num_gpu_blocks"), 1, MAX_BLOCKS + 1),
+        ("settings.block_size", meta.settings.get("block_size"), 1, MAX_BLOCKS),
+    )
+    for key, value, least, most in sizes:
+        if value is not None and not (type(value) is int and least <= value <= most):
+            said = repr(value)[:60]
+            raise place.error(
+                "",
+                None,
+                f"the metadata says {key} {said}, and it is a whole number from {least} to {most:,}",
+            )
 
 
 def check_same_run(found: Meta, first: Meta, place: Place) -> None:
