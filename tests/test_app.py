@@ -339,7 +339,6 @@ def test_a_trace_is_recognised_and_replayed_both_ways(store: Store, tmp_path: Pa
     (tmp_path / "mine.csv").write_text(TRACE)
     entry = store.link(tmp_path / "mine.csv")
     app = open_page(source="Trace", trace=entry.id)
-    assert app.title[0].value.startswith("Previous result: ")
 
     wait_for_replay(app)
 
