@@ -312,3 +312,16 @@ def test_column_names_of_many_tools_are_known(
     found = columns.guess(header)
 
     assert tuple(found[r] for r in columns.NEEDED) == expected
+
+
+def test_json_records_without_any_known_key_are_counted_as_dropped(tmp_path: Path) -> None:
+    path = tmp_path / "t.jsonl"
+    row = '{"arrival_s": %d, "prompt_tokens": 9, "output_tokens": 1, "prefix_hash_ids": [1], "prefix_hash_block": 4}\n'
+    path.write_text(row % 0 + "\n{}\n" + '{"x": 1}\n' + row % 2)
+
+    workload = traces.open_workload(path)
+
+    assert len(workload) == 2
+    assert workload.report.rows_read == 4
+    assert workload.report.dropped == {"no known field": 2}
+    assert workload.prefix_block_tokens == 4

@@ -138,3 +138,38 @@ def test_percentiles_are_linear() -> None:
         "min": 1.0, "p50": 2.5, "p90": pytest.approx(3.7), "p99": pytest.approx(3.97), "max": 4.0, "mean": 2.5, "sum": 10.0,
     }  # fmt: skip
     assert token_summary(np.array([])) == {}
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"abort_s": [None, 0.5, 9.0]}, "row 2, abort_s: 0.5: the request is aborted before"),
+        (
+            {"abort_s": [None, None, float("inf")]},
+            "row 3, abort_s: inf: the request has no finite",
+        ),
+        (
+            {"arrival_step": [0, 1, 3], "abort_step": [None, 1, 2]},
+            "row 3, abort_step: 2: the request is aborted before the step",
+        ),
+    ],
+)
+def test_an_abort_before_the_arrival_is_refused(columns: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
+        made(**columns)
+
+
+def test_an_abort_at_the_arrival_is_possible() -> None:
+    assert made(abort_s=[0.0, 1.0, None]).table["abort_s"].to_list() == [0.0, 1.0, None]
+
+
+@pytest.mark.parametrize("factor", [1e-11, 1e-320])
+def test_a_rate_that_spreads_requests_over_millennia_is_refused(factor: float) -> None:
+    with pytest.raises(WorkloadError, match=r"it would last .* years"):
+        made().scale_rate(factor)
+    with pytest.raises(WorkloadError, match=r"it would last .* years"):
+        made(arrival_s=[0.0, 0.0, 0.0], abort_s=[None, 1.0, None]).scale_rate(factor)
+
+
+def test_the_head_of_more_than_there_is_is_all() -> None:
+    assert len(made().head(2**70)) == 3

@@ -145,6 +145,13 @@ def open_recording(path: str | Path, name: str | None = None) -> Recording:
         raise RecordingError(
             label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
         ) from e
+    except (ValueError, OverflowError, RecursionError) as e:  # damage that no check foresaw
+        raise RecordingError(
+            label,
+            "",
+            f"it is damaged ({type(e).__name__}: {str(e)[:200]})",
+            "Copy the recording again, or record the run again.",
+        ) from e
 
 
 def _open_zip(path: Path, label: str) -> Recording:

@@ -22,6 +22,8 @@ import polars as pl
 from traces.errors import WorkloadError
 
 MAX_TOKENS = 100_000_000  # a longer request is a unit error, not a request
+_YEAR_S = 31_557_600.0
+MAX_SPAN_S = 1_000 * _YEAR_S  # a longer workload is a slip in a rate
 
 WORKLOAD_SCHEMA: dict[str, Any] = {
     "request_id": pl.String,
@@ -126,7 +128,8 @@ class Workload:
         )
 
     def head(self, n: int) -> Workload:
-        """The first n requests."""
+        """The first n requests; all of them where there are no more."""
+        n = min(n, len(self))
         return replace(self, table=self.table.head(n), name=f"{self.name} [first {n:,}]")
 
     def scale_rate(self, factor: float) -> Workload:
@@ -140,6 +143,15 @@ class Workload:
             )
         if factor == 1:
             return self
+        aborts = self.table["abort_s"].max()
+        last = max(self.span_s, 0.0 if aborts is None else float(aborts))  # type: ignore[arg-type]
+        if not last / factor <= MAX_SPAN_S:
+            raise WorkloadError(
+                self.name,
+                "rate scale",
+                f"at {factor:g} times the rate it would last {last / factor / _YEAR_S:,.0f} years",
+                "Give a larger factor, such as 0.5 or 2.",
+            )
         return replace(
             self,
             table=self.table.with_columns(
@@ -268,6 +280,17 @@ def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
             "Check which column holds the output length, and its unit.",
         ),
     )
+    aborts = (
+        ("abort_s", table["abort_s"] < table["arrival_s"], "is aborted before it arrives"),
+        ("abort_s", ~table["abort_s"].is_finite(), "has no finite time of its abort"),
+        (
+            "abort_step",
+            table["abort_step"] < table["arrival_step"],
+            "is aborted before the step in which it arrives",
+        ),
+    )
+    early = "Correct or remove the row, or check the unit of the abort."
+    checks += tuple((c, bad.fill_null(False), fault, early) for c, bad, fault in aborts)
     for column, bad, fault, remedy in checks:
         row = first(bad)
         if row is not None:

@@ -29,6 +29,7 @@ from traces.formats.tabular import load
 from traces.formats.times import unit_in_name
 
 _OWN_IDS = ("prefix_hash_ids", "prefix_ids")  # may cover only a part of the prompt
+NO_KNOWN_FIELD = "no known field"
 _FAILED_WORDS = (
     "fail",
     "failed",
@@ -77,6 +78,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
     unused = [r for r in columns if r not in kept and frame[r].null_count() == frame.height]
     frame = frame.drop(unused)
     columns = {r: c for r, c in columns.items() if r not in unused}
+    unknown = frame.select(pl.all_horizontal(pl.all().is_null())).to_series()
     notes: list[str] = []
     if "arrival_s" not in columns:
         frame = frame.with_columns(pl.col("arrival_step").cast(pl.Float64).alias("arrival_s"))
@@ -84,7 +86,7 @@ def read(source: Source, options: ReadOptions) -> RawTrace:
     if "abort_s" in frame.columns:
         frame = frame.with_columns(pl.col("abort_s") - loaded.origin_s)
     frame, block, block_note = _prefix_blocks(source, frame, columns)
-    frame = _failures(frame)
+    frame = _failures(frame, unknown)
     raw = raw_from_table(
         source,
         f"generic {shape_name(source)}",
@@ -214,13 +216,14 @@ def _prefix_blocks(
             f"Give 1 to {MAX_PREFIX_BLOCK_TOKENS:,} tokens, or 0 for the engine's own block size.",
         )
     frame = frame.drop("prefix_block_tokens")
-    distinct = sizes.unique().to_list()
+    named = frame["prefix_ids"].list.len().fill_null(0) > 0
+    distinct = sizes.filter(named).unique().to_list()
     if distinct == [0]:
         return frame, None, ["A prefix id is taken as one block of the engine's block size."]
     if len(distinct) == 1:
         return frame, int(distinct[0]), []
     if min(distinct) <= 0:
-        row = int((sizes <= 0).arg_true()[0])
+        row = int(((sizes <= 0) & named).arg_true()[0])
         raise source.error(
             f"row {row + 1}",
             "some rows give the tokens of a prefix block and this one does not",
@@ -234,8 +237,9 @@ def _prefix_blocks(
     return frame.with_columns(column), None, []
 
 
-def _failures(frame: pl.DataFrame) -> pl.DataFrame:
-    """Rows whose status says failure (a word, an HTTP code of 400 and above) or that hold an error text."""
+def _failures(frame: pl.DataFrame, unknown: pl.Series) -> pl.DataFrame:
+    """Rows without any known field, whose status says failure (a word, an HTTP code of 400 and
+    above), or that hold an error text, with the reason as `aside`."""
     failed = pl.lit(False)
     if "status" in frame.columns:
         low = pl.col("status").str.strip_chars().str.to_lowercase()
@@ -244,7 +248,13 @@ def _failures(frame: pl.DataFrame) -> pl.DataFrame:
     if "error" in frame.columns:
         text = pl.col("error").str.strip_chars().str.to_lowercase()
         failed |= text.is_not_null() & ~text.is_in(_NO_ERROR)
-    reason = pl.when(failed).then(pl.lit("failed")).otherwise(pl.lit(None, dtype=pl.String))
+    reason = (
+        pl.when(unknown)
+        .then(pl.lit(NO_KNOWN_FIELD))
+        .when(failed)
+        .then(pl.lit("failed"))
+        .otherwise(pl.lit(None, dtype=pl.String))
+    )
     return frame.with_columns(reason.alias("aside")).drop("status", "error", strict=False)
 
 

@@ -203,7 +203,8 @@ def _collect(
             exprs += convert(
                 role, schema[role], kinds[role], plan, sample, comma, thorough=False
             )
-        blank = pl.all_horizontal(pl.all().is_null())
+        # an empty line of a CSV is nothing; a JSON record without known keys is counted by readers
+        blank = pl.all_horizontal(pl.all().is_null()) & pl.lit(source.shape != "json")
         frame = picked.filter(~blank).select(exprs).collect(engine="streaming")
         doubtful = [r for r in columns if f"{r}?" in frame.columns and frame[f"{r}?"].any()]
         if doubtful:
