@@ -325,3 +325,12 @@ def test_json_records_without_any_known_key_are_counted_as_dropped(tmp_path: Pat
     assert workload.report.rows_read == 4
     assert workload.report.dropped == {"no known field": 2}
     assert workload.prefix_block_tokens == 4
+
+
+def test_an_abort_before_the_arrival_is_refused_by_its_row_in_the_file(tmp_path: Path) -> None:
+    table = b"arrival_s,prompt_tokens,output_tokens,abort_s\n0,9,0,\n5,9,1,7\n9,9,1,2\n"
+    path = written(tmp_path, "t.csv", table)
+
+    with pytest.raises(WorkloadError, match=r"row 3, abort_s: .* is aborted before it arrives"):
+        traces.open_workload(path)
+    assert "aborted before it arrives" in traces.describe(path)["reason"]

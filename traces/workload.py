@@ -280,17 +280,6 @@ def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
             "Check which column holds the output length, and its unit.",
         ),
     )
-    aborts = (
-        ("abort_s", table["abort_s"] < table["arrival_s"], "is aborted before it arrives"),
-        ("abort_s", ~table["abort_s"].is_finite(), "has no finite time of its abort"),
-        (
-            "abort_step",
-            table["abort_step"] < table["arrival_step"],
-            "is aborted before the step in which it arrives",
-        ),
-    )
-    early = "Correct or remove the row, or check the unit of the abort."
-    checks += tuple((c, bad.fill_null(False), fault, early) for c, bad, fault in aborts)
     for column, bad, fault, remedy in checks:
         row = first(bad)
         if row is not None:
@@ -298,6 +287,7 @@ def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
             raise WorkloadError(
                 name, f"row {row + 1}, {column}", f"{value!r}: the request {fault}", remedy
             )
+    refuse_early_aborts(table, name)
     if numbered:
         return
     dup = table["request_id"].is_duplicated()
@@ -309,6 +299,32 @@ def _check_rows(table: pl.DataFrame, name: str, *, numbered: bool) -> None:
             f"the id {table['request_id'][row]!r} is missing or occurs more than once",
             "Make request ids unique, or leave the column out and rows are numbered.",
         )
+
+
+def refuse_early_aborts(table: pl.DataFrame, name: str, keep: pl.Series | None = None) -> None:
+    """Raise WorkloadError at the first row (of those in the mask `keep`) whose abort cannot be."""
+    times = {"abort_s", "arrival_s"} <= set(table.columns)
+    steps = {"abort_step", "arrival_step"} <= set(table.columns)
+    faults: list[tuple[str, pl.Series, str]] = []
+    if times:
+        abort_s = table["abort_s"].cast(pl.Float64)
+        faults += [
+            ("abort_s", abort_s < table["arrival_s"], "is aborted before it arrives"),
+            ("abort_s", ~abort_s.is_finite(), "has no finite time of its abort"),
+        ]
+    if steps:
+        early = table["abort_step"] < table["arrival_step"]
+        faults.append(("abort_step", early, "is aborted before the step in which it arrives"))
+    for column, bad, fault in faults:
+        hit = (bad.fill_null(False) if keep is None else bad.fill_null(False) & keep).arg_true()
+        if len(hit):
+            row = int(hit[0])
+            raise WorkloadError(
+                name,
+                f"row {row + 1}, {column}",
+                f"{table[column][row]!r}: the request {fault}",
+                "Correct or remove the row, or check the unit of the abort.",
+            )
 
 
 def token_summary(values: np.ndarray) -> dict[str, float]:

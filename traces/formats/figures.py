@@ -14,7 +14,7 @@ import polars as pl
 
 from traces.errors import WorkloadError
 from traces.formats.raw import RawTrace
-from traces.workload import MAX_TOKENS, token_summary
+from traces.workload import MAX_TOKENS, refuse_early_aborts, token_summary
 
 NO_TIME = "no arrival time"
 NO_COUNTS = "no token counts"
@@ -48,7 +48,9 @@ def aside_reasons(source_name: str, raw: RawTrace) -> pl.Series:
         .then(pl.lit(EMPTY_PROMPT))
         .otherwise(pl.lit(None, dtype=pl.String))
     )
-    return frame.select(reason.alias("aside"))["aside"]
+    reasons = frame.select(reason.alias("aside"))["aside"]
+    refuse_early_aborts(frame, source_name, reasons.is_null())
+    return reasons
 
 
 def _refuse_absurd(name: str, column: pl.Series, role: str, what: str) -> None:
