@@ -83,6 +83,7 @@ BAD = [
     ("lists.json", b'{"duration": 1, "completed": 1, "total_input_tokens": 5, "input_lens": [1, 2], "output_lens": [1], "start_times": [1, 2]}', "its lists differ in length", "Write the result again"),
     ("archive.zip", zipped("a.csv", TABLE), "it is a zip archive (a.csv) and no recording", "Unpack it"),
     ("cut.zip", zipped("a.csv", TABLE)[:50], "the zip archive is damaged or cut off", "again"),
+    ("future.zip", zipped("a.csv", TABLE).replace(b"PK\x01\x02\x14\x03\x14", b"PK\x01\x02\x14\x03\xf4"), "the zip archive is damaged or cut off", "again"),
     ("book.xlsx", zipped("xl/workbook.xml", b""), "it is an Excel workbook", "CSV"),
     ("trace.pkl", b"\x80\x04\x95\x10\x00\x00\x00\x00\x00\x00\x00}\x94.", "it is a Python pickle", "Convert it"),
     ("noise.bin", b"\x00\x01\x02\xff" * 400, "a binary file of a kind that is not known", "Give a CSV"),

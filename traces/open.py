@@ -18,6 +18,7 @@ import polars as pl
 from traces.errors import NotAWorkloadError, WorkloadError
 from traces.formats import formats
 from traces.formats.build import to_workload
+from traces.formats.packed import ZIP_DAMAGE
 from traces.formats.raw import MAX_PREFIX_BLOCK_TOKENS, RawTrace, ReadOptions
 from traces.formats.source import Source, inspect
 from traces.formats.times import UNITS
@@ -200,7 +201,7 @@ def is_recording(path: PathLike) -> bool:
         try:
             with zipfile.ZipFile(path) as z:
                 members = z.namelist()
-        except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        except ZIP_DAMAGE:
             return False
         parts = {p for m in members for p in m.split("/")[:-1]}
         return bool(parts & names) and any(

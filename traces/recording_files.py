@@ -7,13 +7,10 @@ It knows the layout that `schema.py` describes and nothing about what the rows m
 from __future__ import annotations
 
 import json
-import lzma
 import os
 import re
 import shutil
-import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -23,6 +20,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.formats.packed import ZIP_DAMAGE
 from traces.paths import is_file, is_folder
 from traces.schema import CLOSED_FILE, METADATA_KEY, SCHEMA_VERSION, TABLES, Table, table
 
@@ -32,18 +30,6 @@ ROW_GROUP_ROWS = 262_144
 MAX_UNZIPPED_BYTES = 8 * 1024**3
 MAX_ZIP_MEMBERS = 20_000
 MAX_ZIP_RATIO = 200  # Parquet is compressed already: real recordings stay below 10
-# what the zip reader and its decompressors raise; NotImplementedError is a RuntimeError
-ZIP_DAMAGE = (
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    RuntimeError,
-    ValueError,
-    OverflowError,
-    struct.error,
-    zlib.error,
-    lzma.LZMAError,
-)
 
 
 def metadata_bytes(meta: Mapping[str, Any]) -> bytes:

@@ -1,4 +1,4 @@
-"""The bytes of a plain, gzip or zstd file, and how damage shows in them.
+"""The bytes of a plain, gzip or zstd file, and how damage shows in them and in zip files.
 
 Knows no trace format and no text.
 """
@@ -7,11 +7,26 @@ from __future__ import annotations
 
 import gzip
 import io
+import lzma
+import struct
+import zipfile
 import zlib
 from pathlib import Path
 from typing import IO, Any
 
 CHUNK_BYTES = 65_536
+# what the zip reader and its decompressors raise; NotImplementedError is a RuntimeError
+ZIP_DAMAGE = (
+    zipfile.BadZipFile,
+    EOFError,
+    OSError,
+    RuntimeError,
+    ValueError,
+    OverflowError,
+    struct.error,
+    zlib.error,
+    lzma.LZMAError,
+)
 
 
 def is_damage(e: BaseException) -> bool:

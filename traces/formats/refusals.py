@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from traces.errors import NotAWorkloadError
+from traces.formats.packed import ZIP_DAMAGE
 from traces.formats.source import Source, reading
 
 TELEMETRY, REFUSED = "telemetry", "refused"
@@ -110,7 +111,7 @@ def _zip(source: Source) -> Recognised:
             members = [
                 m for m in z.namelist() if not m.endswith("/") and not m.startswith("__MACOSX")
             ]
-    except (zipfile.BadZipFile, OSError):
+    except ZIP_DAMAGE:
         return _refused(
             "zip", "the zip archive is damaged or cut off", "Copy or download it again."
         )
