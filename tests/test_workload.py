@@ -148,15 +148,17 @@ def test_percentiles_are_linear() -> None:
             {"abort_s": [None, None, float("inf")]},
             "row 3, abort_s: inf: the request has no finite",
         ),
-        (
-            {"arrival_step": [0, 1, 3], "abort_step": [None, 1, 2]},
-            "row 3, abort_step: 2: the request is aborted before the step",
-        ),
     ],
 )
 def test_an_abort_before_the_arrival_is_refused(columns: dict[str, Any], message: str) -> None:
     with pytest.raises(WorkloadError, match=message):
         made(**columns)
+
+
+def test_a_script_of_steps_may_abort_what_has_not_arrived() -> None:
+    columns = {"arrival_step": [0, 1, 3], "abort_step": [None, 1, 2]}
+
+    assert made(**columns).table["abort_step"].to_list() == [None, 1, 2]
 
 
 def test_an_abort_at_the_arrival_is_possible() -> None:
