@@ -36,10 +36,10 @@ test: setup
 check: lint types test
 
 bench: setup
-	$(PY) -m benchmarks
+	for script in simulator_speed cost_model_error measured_runs; do $(PY) benchmarks/$$script.py || exit 1; done
 
 shots: setup
-	$(PY) docs/make_pictures.py
+	$(PY) -m docs.make_pictures
 
 clean:
 	rm -rf $(VENV) artifacts .pytest_cache .mypy_cache .ruff_cache
