@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(ROOT))  # a script finds the project; hence imports below it (E402)
 
 import numba  # noqa: E402
 import numpy as np  # noqa: E402

@@ -53,7 +53,6 @@ def take_block(s: Any) -> Any:
     if s.blocks[b].key != np.uint64(0):
         forget(s, b)
         s.c[0].cached_free -= 1
-        s.c[0].num_evicted += 1
     s.blocks[b].ref = 1
     return b
 

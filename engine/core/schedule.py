@@ -51,7 +51,6 @@ def schedule(s: Any, rules: Any, cost: Any) -> None:
     c.num_admitted = 0
     c.num_preempted = 0
     c.num_returned = 0
-    c.num_evicted = 0
     c.waited_for_fence = 0
     c.stall_until_s = 0.0
     if c.num_fences + c.num_loads > 0:

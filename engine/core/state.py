@@ -222,7 +222,6 @@ COUNTERS = np.dtype(
             "num_slots",  # rows on the free-slot stack
             "host_free",
             "heap_size",
-            "index_size",
             "next_arrival",
             "next_abort",
             "num_ended",
@@ -234,7 +233,6 @@ COUNTERS = np.dtype(
             "num_returned",  # swapped requests whose copy back has ended by this step
             "num_finished",
             "num_aborted",
-            "num_evicted",
             "num_step_rows",
             "num_event_rows",
             "num_aborts",
