@@ -183,6 +183,7 @@ class _Run:
             columns["priority"],
             settings.block_size,
             self.resolved.pool_blocks,
+            _prefix_lists(workload),
         )
         self.preemptions = 0
         self.steps = 0
@@ -228,6 +229,15 @@ class _Run:
             float(c.gpu_free_s),
             wall_s,
         )
+
+
+def _prefix_lists(workload: Workload) -> tuple[pa.Array, pa.Array] | None:
+    """prefix_ids and prefix_tokens of each request, or None where none has any."""
+    lists = workload.table.select("prefix_ids", "prefix_tokens")
+    if not lists["prefix_ids"].list.len().sum():
+        return None
+    ids, tokens = lists["prefix_ids"].to_arrow(), lists["prefix_tokens"].to_arrow()
+    return ids.cast(pa.list_(pa.uint64())), tokens.cast(pa.list_(pa.int64()))
 
 
 def core_columns(workload: Workload, settings: EngineSettings) -> dict[str, np.ndarray]:
@@ -295,6 +305,8 @@ def run_metadata(workload: Workload, resolved: Resolved) -> dict[str, Any]:
             "digest": workload.digest,
             "num_requests": len(workload),
             "estimated": workload.estimated,
+            "prefix_block_tokens": workload.prefix_block_tokens,
+            "concurrency": workload.concurrency,
             "notes": list(workload.report.notes),
         },
         "seed": s.seed,

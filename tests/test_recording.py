@@ -240,6 +240,28 @@ def test_a_missing_column_is_named(tmp_path: Path) -> None:
     assert "column used_blocks: the column is missing" in refusal(root)
 
 
+def test_a_recording_of_version_1_0_lacks_later_columns_and_opens(tmp_path: Path) -> None:
+    old = make_meta(schema_version="1.0")
+    root = write(tmp_path / "run", **make_two_requests(), meta=old)
+    later = {"steps": ["restored_tokens"], "requests": ["restored_tokens", "arrival_step"]}
+    for table, columns in later.items():
+        path = root / table / "part-00000.parquet"
+        pq.write_table(pq.read_table(path).drop_columns(columns), path)
+
+    rec = open_recording(root)
+
+    assert rec.steps["restored_tokens"].unique().to_list() == [0]
+    assert rec.requests["arrival_step"].unique().to_list() == [None]
+    assert rec.notes == ()
+
+
+def test_a_recording_of_version_1_1_must_have_its_columns(tmp_path: Path) -> None:
+    root = write(tmp_path / "run", steps=make_steps([1]))
+    rewrite_steps(root, drop=["restored_tokens"])
+
+    assert "column restored_tokens: the column is missing" in refusal(root)
+
+
 def test_an_unknown_column_is_noted_and_left_out(tmp_path: Path) -> None:
     root = write(tmp_path / "run", steps=make_steps([1, 2]))
     rewrite_steps(root, add={"mood": pa.array(["good", "bad"])})
@@ -491,6 +513,10 @@ def test_requests_that_a_killed_writer_never_wrote_are_derived_from_events(
             "preempted_s": 0.0,
             "max_itl_s": None,
             "status": "finished",
+            "restored_tokens": 0,
+            "arrival_step": None,
+            "prefix_ids": None,
+            "prefix_tokens": None,
         }
     ]
 

@@ -31,11 +31,11 @@ from traces.recording_files import (
     write_recording,
     zip_recording,
 )
-from traces.recording_laws import EventLaws, RequestLaws, StepLaws, polars_type
+from traces.recording_laws import EventLaws, RequestLaws, StepLaws, fill_later, polars_type
 from traces.recording_meta import Meta, first_meta
 from traces.recording_reading import Reading
 from traces.recording_salvage import rebuild_requests
-from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, table
+from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, Table, table
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
@@ -67,10 +67,7 @@ class Recording:
         For `requests` of an unclosed recording it holds the written rows only. Raises KeyError.
         """
         spec = table(name)
-        columns = [pl.col(c.name).cast(polars_type(c)) for c in spec.columns]
-        parts = [
-            pl.scan_parquet(p, glob=False).select(columns) for p in self.parts.get(name, ())
-        ]
+        parts = [_scan_part(p, spec) for p in self.parts.get(name, ())]
         if not parts:
             return pl.LazyFrame(schema={c.name: polars_type(c) for c in spec.columns})
         return pl.concat(parts)
@@ -124,6 +121,15 @@ class Recording:
         unpacked = self.__dict__.get("_unpacked")
         if unpacked is not None:
             unpacked()
+
+
+def _scan_part(path: Path, spec: Table) -> pl.LazyFrame:
+    part = pl.scan_parquet(path, glob=False)
+    there = part.collect_schema().names()
+    return part.select(
+        pl.col(c.name).cast(polars_type(c)) if c.name in there else fill_later(c)
+        for c in spec.columns
+    )
 
 
 def open_recording(path: str | Path, name: str | None = None) -> Recording:

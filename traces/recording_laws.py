@@ -63,6 +63,8 @@ _PLAIN = {
     pa.int64(): pl.Int64,
     pa.float64(): pl.Float64,
     pa.string(): pl.String,
+    pa.list_(pa.uint64()): pl.List(pl.UInt64),
+    pa.list_(pa.int64()): pl.List(pl.Int64),
 }
 
 
@@ -76,9 +78,30 @@ def _is_text(type_: pa.DataType) -> bool:
     )
 
 
-def check_columns(found: pa.Schema, spec: Table, place: Place) -> list[str]:
-    """Names of columns that the contract does not know. Raises for missing ones and wrong types."""
-    missing = [n for n in spec.names if n not in found.names]
+def _same_type(found: pa.DataType, expected: pa.DataType) -> bool:
+    if pa.types.is_list(expected):  # the name of the items differs between writers
+        listed = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return listed and found.value_type == expected.value_type
+    return found == expected or (_is_text(expected) and _is_text(found))
+
+
+def later_columns(found: pa.Schema, spec: Table, version: str) -> list[Column]:
+    """Columns that a part of an older version does not have, as they came later."""
+    return [c for c in spec.columns if c.since > version and c.name not in found.names]
+
+
+def fill_later(column: Column) -> pl.Expr:
+    """What a column reads as in a recording that is older than it."""
+    return pl.lit(None if column.nullable else 0, polars_type(column)).alias(column.name)
+
+
+def check_columns(found: pa.Schema, spec: Table, place: Place, version: str) -> list[str]:
+    """Names of columns that the contract does not know. Raises for missing ones and wrong types.
+
+    version: the schema version of the part.
+    """
+    later = {c.name for c in later_columns(found, spec, version)}
+    missing = [n for n in spec.names if n not in found.names and n not in later]
     if missing:
         raise place.error(
             missing[0],
@@ -87,9 +110,10 @@ def check_columns(found: pa.Schema, spec: Table, place: Place) -> list[str]:
             f"This table needs {', '.join(spec.names)}. {_REWRITE}",
         )
     for column in spec.columns:
+        if column.name in later:
+            continue
         type_ = found.field(column.name).type
-        same = type_ == column.type or (_is_text(column.type) and _is_text(type_))
-        if not same:
+        if not _same_type(type_, column.type):
             raise place.error(
                 column.name, None, f"the type is {type_} and should be {column.type}"
             )

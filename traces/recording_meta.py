@@ -94,6 +94,12 @@ class Meta(dict[str, Any]):
         return self.settings.get("policy")
 
     @property
+    def not_recorded(self) -> frozenset[str]:
+        """Columns ("table.column") that the executor could not see: what they hold says nothing."""
+        listed = self.get("not_recorded")
+        return frozenset(map(str, listed)) if isinstance(listed, list) else frozenset()
+
+    @property
     def workload(self) -> Mapping[str, Any]:
         """name, format, digest, num_requests, notes."""
         return self._section("workload")
@@ -179,7 +185,7 @@ def _check_sizes(meta: Meta, place: Place) -> None:
 
 def check_same_run(found: Meta, first: Meta, place: Place) -> None:
     """Raise where a part's metadata belongs to another run than the first part's."""
-    for key in ("executor", "settings", "workload", "seed", "pool_blocks"):
+    for key in ("schema_version", "executor", "settings", "workload", "seed", "pool_blocks"):
         if found.get(key) != first.get(key):
             raise place.error(
                 "",

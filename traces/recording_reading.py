@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
 from traces.recording_files import Closing, list_parts
-from traces.recording_laws import Place, check_columns, check_values
+from traces.recording_laws import Place, check_columns, check_values, fill_later, later_columns
 from traces.recording_meta import DAMAGE, Meta, check_same_run, part_meta
 from traces.schema import Table
 
@@ -30,7 +30,11 @@ def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
     Field metadata is left behind: it may be damaged too, and polars panics over that.
     """
     batch.validate(full=True)
-    return pl.DataFrame({name: pl.Series(name, batch.column(name)) for name in spec.names})
+    frame = pl.DataFrame(
+        {name: pl.Series(name, batch.column(name)) for name in batch.schema.names}
+    )
+    later = [c for c in spec.columns if c.name not in frame.columns]
+    return frame.with_columns(fill_later(c) for c in later).select(spec.names)
 
 
 class Law(Protocol):
@@ -74,8 +78,12 @@ class Reading:
         """Check one part batch by batch; returns its rows."""
         place = Place(part.name, self.label, spec.name)
         with pq.ParquetFile(part, page_checksum_verification=True) as file:
-            check_same_run(part_meta(file, place), self.meta, place)
-            extra = check_columns(file.schema_arrow, spec, place)
+            meta = part_meta(file, place)
+            check_same_run(meta, self.meta, place)
+            found = file.schema_arrow
+            extra = check_columns(found, spec, place, meta.schema_version)
+            later = {c.name for c in later_columns(found, spec, meta.schema_version)}
+            names = [n for n in spec.names if n not in later]
             pl.scan_parquet(
                 part, glob=False
             ).collect_schema()  # tables are handed out by polars, which must agree
@@ -90,7 +98,7 @@ class Reading:
                     "Record a shorter run.",
                 )
             offset = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=spec.names):
+            for batch in file.iter_batches(BATCH_ROWS, columns=names):
                 frame = _to_polars(batch, spec)
                 here = Place(part.name, self.label, spec.name, offset)
                 check_values(frame, spec, here)

@@ -47,7 +47,9 @@ def rebuild_requests(
         finish_s=at("end_s", "finish", "abort"),
         num_preemptions=(pl.col("kind") == "preempt").sum(),
         cached_tokens=total("tokens", "admit", "resume"),
-        swapped_bytes=total("bytes", "swap_out", "swap_in"),
+        restored_tokens=total("tokens", "load"),
+        swapped_bytes=total("bytes", "swap_out", "swap_in", "load"),
+        arrival_step=at("step", "arrive"),
         preempted_s=_away_s(),
         status=at("kind", *_ENDS).replace_strict(
             _ENDS, default="unfinished", return_dtype=pl.String

@@ -15,6 +15,9 @@ hash and can be hit until they are handed out.
 
 When a row of `steps` was taken: the decisions and counts are those after `schedule()` of that step,
 that is, while the step executes. `num_finished` counts requests whose last token this step produced.
+
+Metadata may hold `not_recorded`, a list of "table.column": what its executor could not see. Such a
+column holds 0 or null and says nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +26,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "1.0"
-READABLE_VERSIONS = ("1.0",)
+SCHEMA_VERSION = "1.1"
+READABLE_VERSIONS = ("1.0", "1.1")
 METADATA_KEY = b"kv_replay"
 CLOSED_FILE = "closed.json"
 
@@ -35,24 +38,30 @@ EVENT_KINDS = (
     "preempt",
     "swap_out",
     "swap_in",
+    "load",
     "resume",
     "finish",
     "abort",
     "refuse",
 )
-MODES = ("recompute", "swap")
+MODES = ("recompute", "swap", "offload", "cheapest")
 STATUSES = ("finished", "aborted", "refused", "unfinished")
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column: its Arrow type, unit, whether a null is allowed, and what it means."""
+    """One column: its Arrow type, unit, whether a null is allowed, and what it means.
+
+    since: the version that brought it; in older recordings it reads as null, or as 0 where no null
+    is allowed (what it counts did not exist then).
+    """
 
     name: str
     type: pa.DataType
     unit: str
     nullable: bool
     meaning: str
+    since: str = "1.0"
 
 
 @dataclass(frozen=True)
@@ -95,9 +104,14 @@ _DICT = pa.dictionary(pa.int32(), pa.string())
 
 
 def _c(
-    name: str, type_: pa.DataType, unit: str, meaning: str, nullable: bool = False
+    name: str,
+    type_: pa.DataType,
+    unit: str,
+    meaning: str,
+    nullable: bool = False,
+    since: str = "1.0",
 ) -> Column:
-    return Column(name, type_, unit, nullable, meaning)
+    return Column(name, type_, unit, nullable, meaning, since)
 
 
 STEPS = Table(
@@ -117,7 +131,7 @@ STEPS = Table(
             "num_swapped",
             _I32,
             "requests",
-            "requests whose KV is in host memory or on its way back",
+            "requests whose KV is in host memory (swap) or on its way back (swap, offload)",
         ),
         _c(
             "num_admitted",
@@ -140,7 +154,7 @@ STEPS = Table(
             "cached_tokens",
             _I32,
             "tokens",
-            "tokens taken from the prefix cache at admission or resumption",
+            "tokens taken from the GPU's prefix cache at admission or resumption",
         ),
         _c("used_blocks", _I32, "blocks", "GPU blocks held, fenced ones included"),
         _c(
@@ -156,7 +170,12 @@ STEPS = Table(
             "of the free blocks, those that can still be hit in the prefix cache",
         ),
         _c("free_blocks", _I32, "blocks", "GPU blocks that nobody holds"),
-        _c("host_used_blocks", _I32, "blocks", "host blocks held by swapped requests"),
+        _c(
+            "host_used_blocks",
+            _I32,
+            "blocks",
+            "host blocks held by swapped requests, or filled in the host cache (offload)",
+        ),
         _c(
             "swap_out_bytes",
             _I64,
@@ -179,6 +198,13 @@ STEPS = Table(
         _c(
             "link_in_busy_s", _F64, "s", "of the duration, time the link from the host was busy"
         ),
+        _c(
+            "restored_tokens",
+            _I32,
+            "tokens",
+            "tokens restored from the host cache for requests admitted or resumed in this step",
+            since="1.1",
+        ),
     ),
 )
 
@@ -200,7 +226,7 @@ EVENTS = Table(
             "mode_used",
             _DICT,
             "enum",
-            "preempt: the mode that was possible (host full: recompute)",
+            "preempt: the mode that was chosen and possible (host full: recompute); never cheapest",
             True,
         ),
         _c("blocks", _I32, "blocks", "blocks taken, freed or moved"),
@@ -208,14 +234,14 @@ EVENTS = Table(
             "tokens",
             _I64,
             "tokens",
-            "arrive: prompt tokens; preempt: computed tokens lost or moved; admit, resume: tokens found in the prefix cache; finish: output tokens",
+            "arrive: prompt tokens; preempt: computed tokens lost or moved; load: tokens on their way from the host cache; admit, resume: tokens found in the GPU's prefix cache; finish: output tokens",
         ),
         _c("bytes", _I64, "bytes", "KV bytes copied"),
         _c(
             "cost_s",
             _F64,
             "s",
-            "preempt: modelled direct cost of the mode used; swap_out, swap_in: time of the copy, queue on the link excluded",
+            "preempt: modelled direct cost of the mode used (offload: unknown until it is looked up again); swap_out, swap_in, load: time of the copy, queue on the link excluded",
             True,
         ),
         _c(
@@ -267,7 +293,7 @@ REQUESTS = Table(
             "cached_tokens",
             _I64,
             "tokens",
-            "tokens taken from the prefix cache, all admissions",
+            "tokens taken from the GPU's prefix cache, all admissions",
         ),
         _c("swapped_bytes", _I64, "bytes", "KV bytes copied to and from the host for it"),
         _c(
@@ -275,6 +301,30 @@ REQUESTS = Table(
         ),
         _c("max_itl_s", _F64, "s", "longest gap between neighbouring output tokens", True),
         _c("status", _DICT, "enum", f"one of {', '.join(STATUSES)}"),
+        _c(
+            "restored_tokens",
+            _I64,
+            "tokens",
+            "tokens restored from the host cache, all admissions",
+            since="1.1",
+        ),
+        _c("arrival_step", _I64, "index", "step before which it arrived", True, "1.1"),
+        _c(
+            "prefix_ids",
+            pa.list_(pa.uint64()),
+            "hash",
+            "leading segments of its prompt: equal ids at equal places are equal tokens",
+            True,
+            "1.1",
+        ),
+        _c(
+            "prefix_tokens",
+            pa.list_(_I64),
+            "tokens",
+            "length of each of these segments; empty: each covers the metadata's workload.prefix_block_tokens",
+            True,
+            "1.1",
+        ),
     ),
 )
 

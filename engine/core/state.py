@@ -49,10 +49,11 @@ class Kind(IntEnum):
     PREEMPT = 2
     SWAP_OUT = 3
     SWAP_IN = 4
-    RESUME = 5
-    FINISH = 6
-    ABORT = 7
-    REFUSE = 8
+    LOAD = 5
+    RESUME = 6
+    FINISH = 7
+    ABORT = 8
+    REFUSE = 9
 
 
 class Mode(IntEnum):
@@ -157,6 +158,7 @@ REQUEST = _layout(
     ready_s="f8",  # end of its copy
     cached_tokens="i8",
     recomputed_tokens="i8",
+    restored_tokens="i8",  # from the host cache
     swapped_bytes="i8",
     preempted_at_s="f8",
     preempted_s="f8",
@@ -283,6 +285,7 @@ STEP_ROW = np.dtype(
         ("stall_s", "f8"),
         ("link_out_busy_s", "f8"),
         ("link_in_busy_s", "f8"),
+        ("restored_tokens", "i4"),
         ("num_scheduled", "i4"),  # the core's own, not recorded
     ],
     align=True,
