@@ -514,7 +514,7 @@ def test_requests_that_a_killed_writer_never_wrote_are_derived_from_events(
             "max_itl_s": None,
             "status": "finished",
             "restored_tokens": 0,
-            "arrival_step": None,
+            "arrival_step": 0,
             "prefix_ids": None,
             "prefix_tokens": None,
         }
