@@ -164,10 +164,13 @@ def test_a_killed_writer_leaves_telemetry_that_opens_with_a_note(tmp_path: Path)
     assert any("part-00002.parquet is damaged" in n for n in telemetry.notes)
 
 
-def test_dropped_samples_are_counted_and_shown(tmp_path: Path) -> None:
-    root = write(tmp_path / "t", make_samples(lost_samples=[0, 0, 120]))
+def test_samples_that_were_lost_are_counted_and_shown(tmp_path: Path) -> None:
+    root = write(tmp_path / "t", make_samples(sample=[1_000, 1_001, 1_122]))
 
-    assert any("120 samples were dropped" in n for n in open_telemetry(root).notes)
+    notes = open_telemetry(root).notes
+
+    assert any("120 samples between others were lost" in n for n in notes)
+    assert any("first 1,000 samples are not there" in n for n in notes)
 
 
 def test_columns_that_an_older_writer_lacked_are_missing(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_columns_that_an_older_writer_lacked_are_missing(tmp_path: Path) -> None
 
 
 def test_a_table_is_filled_with_nulls_and_refuses_unknown_columns() -> None:
-    needed = {"sample": [0], "num_ranks": [1], "lost_samples": [0], "inferred": [[]]}
+    needed = {"sample": [0], "num_ranks": [1], "inferred": [[]]}
 
     table = fill_table(SAMPLES, needed | {"num_running": [3]}, 1)
 
@@ -192,7 +195,7 @@ def test_a_table_is_filled_with_nulls_and_refuses_unknown_columns() -> None:
     with pytest.raises(KeyError, match="num_runing"):
         fill_table(SAMPLES, needed | {"num_runing": [3]}, 1)
     with pytest.raises(KeyError, match="inferred"):
-        fill_table(SAMPLES, {"sample": [0], "num_ranks": [1], "lost_samples": [0]}, 1)
+        fill_table(SAMPLES, {"sample": [0], "num_ranks": [1]}, 1)
 
 
 def test_every_value_is_described_and_may_be_missing() -> None:

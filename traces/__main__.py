@@ -1,6 +1,6 @@
 """Command line: `python -m traces describe FILE... [--json]` says what files are.
 
-Exit status: 0 when every file is a workload, recording or telemetry; 1 when one of them was refused
+Exit status: 0 when every file is a workload, recording, telemetry or fleet; 1 when one of them was refused
 or is damaged (the others are described all the same); 2 for a wrong command line.
 """
 
@@ -90,8 +90,31 @@ def as_text(one: Mapping[str, Any]) -> str:
     if one.get("columns"):
         said = ", ".join(f"{r} = {printable(c)}" for r, c in one["columns"].items())
         lines.append(f"  columns: {said}")
+    if one.get("samples") is not None:
+        lines += _telemetry_lines(one)
+    lines += [f"  {_member_line(m)}" for m in one.get("members", ())]
     lines += [f"  note: {printable(n)}" for n in one["notes"]]
     return "\n".join(lines)
+
+
+def _telemetry_lines(one: Mapping[str, Any]) -> list[str]:
+    ranks = ", ".join("all together" if r is None else str(r) for r in one["ranks"])
+    span = f" in {one['span_s']:,.3f} s" if one.get("span_s") is not None else ", without times"
+    lines = [f"  {one['samples']:,} samples{span}, engine rank {ranks}"]
+    if one.get("finished_requests") is not None:
+        lines.append(f"  {one['finished_requests']:,} requests ended")
+    lines.append(f"  values: {', '.join(one['values'])}")
+    for word in ("inferred", "missing"):
+        lines += [
+            f"  {word}: {printable(k)}: {printable(w)}" for k, w in one[word].items() if w
+        ]
+    unsaid = [k for k, why in one["missing"].items() if not why]
+    return [*lines, f"  missing: {len(unsaid)} other columns of the table"] if unsaid else lines
+
+
+def _member_line(member: Mapping[str, Any]) -> str:
+    rank = "rank unknown" if member["rank"] is None else f"rank {member['rank']}"
+    return f"{rank}: {member['kind']} {printable(member['label'])}"
 
 
 def _span(one: Mapping[str, Any]) -> str:

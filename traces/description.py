@@ -11,6 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import polars as pl
+
 from traces.errors import NotAWorkloadError, RecordingError, SettingsError, WorkloadError
 from traces.formats import formats
 from traces.formats.figures import aside_reasons, dropped, figures, nothing_left, prefix_figures
@@ -18,7 +20,7 @@ from traces.formats.generic import NoArrivalsError, has_needed, shape_name
 from traces.formats.raw import RawTrace, ReadOptions
 from traces.formats.refusals import recognise
 from traces.formats.source import Source, inspect
-from traces.open import SAMPLE_PREFIX, is_recording, read_raw
+from traces.open import FLEET, RECORDING, SAMPLE_PREFIX, TELEMETRY, read_raw, what_is
 
 FIGURES = (
     "requests",
@@ -42,16 +44,18 @@ def describe(
 ) -> dict[str, Any]:
     """The description of one file as plain values (JSON can hold them).
 
-    Keys: file, kind (workload, recording, telemetry, refused), format, the FIGURES (None where the
-    file has none), notes, replayable, time_unit, columns, prefix, details; for telemetry, refused
-    and damaged files also reason and what_to_do. Raises nothing for a file that can be refused.
+    Keys: file, kind (workload, recording, telemetry, fleet, refused), format, the FIGURES (None where
+    the file has none), notes, replayable, time_unit, columns, prefix, details; for telemetry in logs,
+    refused and damaged files also reason and what_to_do; for telemetry that was recorded samples,
+    ranks, values and missing; for a fleet members. Raises nothing for a file that can be refused.
     """
     shown = Path(name or path).name
     try:
         if str(path).startswith(SAMPLE_PREFIX):
             return _blank(shown) | _sample(str(path).removeprefix(SAMPLE_PREFIX))
-        if is_recording(path):
-            return _blank(shown) | _recording(path, name)
+        found, what = what_is(path)
+        if what in _OPENED:
+            return _blank(shown) | _OPENED[what](found, name)
         source = inspect(path, name)
         return _blank(shown) | _workload(source, ReadOptions(mapping, time_unit))
     except NotAWorkloadError as e:
@@ -160,3 +164,55 @@ def _recording(path: str | Path, name: str | None) -> dict[str, Any]:
     )
     seen = figures(asked)
     return {"kind": "recording", "format": asked.format, **asdict(seen), "dropped": {}}
+
+
+def _telemetry(path: str | Path, name: str | None) -> dict[str, Any]:
+    from traces.telemetry import open_telemetry
+
+    telemetry = open_telemetry(path, name)
+    times = telemetry.samples["t_s"].drop_nulls()
+    ended = telemetry.finished_requests
+    engine = telemetry.meta.get("engine", {})
+    known = " ".join(str(engine[k]) for k in ("name", "version") if engine.get(k))
+    return {
+        "kind": TELEMETRY,
+        "format": f"KV Replay telemetry of {known}" if known else "KV Replay telemetry",
+        "samples": telemetry.rows["samples"],
+        "ranks": list(telemetry.ranks),
+        "first_s": times.min(),
+        "span_s": _span_s(times),
+        "finished_requests": None if ended is None else ended.height,
+        "values": telemetry.present,
+        "inferred": dict(telemetry.inferred),
+        "missing": telemetry.missing,
+        "notes": list(telemetry.notes),
+    }
+
+
+def _span_s(times: pl.Series) -> float | None:
+    return float(times.max() - times.min()) if len(times) else None  # type: ignore[operator, arg-type]
+
+
+def _fleet(path: str | Path, name: str | None) -> dict[str, Any]:
+    from traces.fleet import open_fleet
+
+    fleet = open_fleet(path, name)
+    kinds = [
+        f"{len(own)} {what}"
+        for what, own in (
+            ("recordings", fleet.recordings),
+            ("telemetry recordings", fleet.telemetry),
+            ("that cannot be read", fleet.broken),
+        )
+        if own
+    ]
+    return {
+        "kind": FLEET,
+        "format": f"fleet of {', '.join(kinds)}",
+        "members": [{"label": m.label, "kind": m.kind, "rank": m.rank} for m in fleet.members],
+        "broken": [{"label": b.label, "reason": str(b.error)} for b in fleet.broken],
+        "notes": [*fleet.notes, fleet.how_to_choose()],
+    }
+
+
+_OPENED = {RECORDING: _recording, TELEMETRY: _telemetry, FLEET: _fleet}

@@ -1,4 +1,4 @@
-"""From a path to what it is: a Workload or a Recording, or a sentence that says why neither.
+"""From a path to what it is: a Workload, Recording, Telemetry or Fleet, or a sentence why not.
 
 Knows how to choose a reader, to join several files, and how to describe a file without building
 the Workload. Knows no format itself.
@@ -26,8 +26,10 @@ from traces.paths import is_file, is_folder
 from traces.workload import Workload
 
 if TYPE_CHECKING:
+    from traces.fleet import Fleet
     from traces.formats.raw import Format
     from traces.recording import Recording
+    from traces.telemetry import Telemetry
 
 PathLike = str | Path
 # what Python, polars and decompressors raise over damage and absurd numbers
@@ -42,20 +44,51 @@ UNFORESEEN = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
 )
+RECORDING, TELEMETRY, FLEET = "recording", "telemetry", "fleet"  # answers of what_is
 SAMPLE_PREFIX = "sample:"  # "sample:chat" names a bundled workload where a trace is asked for
 
 
-def open_any(path: PathLike, **how: Any) -> Workload | Recording:
-    """The Recording in a folder, zip or Parquet part, else the Workload in a file.
+def open_any(path: PathLike, **how: Any) -> Workload | Recording | Telemetry | Fleet:
+    """The Recording in a folder, zip or Parquet part; Telemetry in a folder; the Fleet in a folder
+    of several of them; else the Workload in a file.
 
     how: keywords of `open_workload`. Raises RecordingError, WorkloadError, or NotAWorkloadError
-    for telemetry and for files that are neither.
+    for logs and metrics (read elsewhere) and for files that are nothing of it.
     """
-    if is_recording(path):
+    path, kind = what_is(path)
+    name = how.get("name")
+    if kind == TELEMETRY:
+        from traces.telemetry import open_telemetry
+
+        return open_telemetry(path, name)
+    if kind == FLEET:
+        from traces.fleet import open_fleet
+
+        return open_fleet(path, name)
+    if kind == RECORDING:
         from traces.recording import open_recording
 
-        return open_recording(path, how.get("name"))
+        return open_recording(path, name)
     return open_workload(path, **how)
+
+
+def what_is(path: PathLike) -> tuple[PathLike, str]:
+    """(path, kind) by names and first bytes; RECORDING, TELEMETRY, FLEET, or "" for any other file.
+
+    The path is the given one, or that of the only recording in its folders. An empty folder counts
+    as a fleet: opening it says so.
+    """
+    from traces.fleet import is_empty, is_fleet, lone_member
+    from traces.telemetry_files import is_telemetry
+
+    given = Path(path)
+    if is_folder(given):
+        if is_fleet(given) or is_empty(given):
+            return path, FLEET
+        path = lone_member(given) or path
+    if is_telemetry(path):
+        return path, TELEMETRY
+    return path, RECORDING if is_recording(path) else ""
 
 
 def open_workload(
@@ -258,4 +291,12 @@ def _origin(raw: RawTrace) -> float:
     return raw.origin_s if raw.epoch_s is None else raw.epoch_s
 
 
-__all__ = ["guess_columns", "is_recording", "join", "open_any", "open_workload", "read_raw"]
+__all__ = [
+    "guess_columns",
+    "is_recording",
+    "join",
+    "open_any",
+    "open_workload",
+    "read_raw",
+    "what_is",
+]

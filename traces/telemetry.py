@@ -86,14 +86,19 @@ class Telemetry:
         return tuple(known + ([None] if found["engine_rank"].null_count() else []))
 
     @cached_property
+    def present(self) -> list[str]:
+        """Columns of `samples` that hold at least one value, in the order of the table."""
+        filled = self.scan("samples").select(pl.col(*VALUE_NAMES).count()).collect()
+        return [n for n in VALUE_NAMES if filled[n].item()]
+
+    @property
     def missing(self) -> dict[str, str]:
         """What no sample says -> why, "" where the source did not say why.
 
         The names are columns of `samples` without a value, then words for what has no column.
         """
-        filled = self.scan("samples").select(pl.col(*VALUE_NAMES).count()).collect()
         said = dict(self.meta.get("missing", {}))
-        empty = [n for n in VALUE_NAMES if not filled[n].item()]
+        empty = [n for n in VALUE_NAMES if n not in self.present]
         more = {k: v for k, v in said.items() if k not in VALUE_NAMES}
         return {n: str(said.get(n, "")) for n in empty} | more
 
@@ -166,8 +171,8 @@ def make_telemetry(
 ) -> Telemetry:
     """Telemetry of frames that a reader of logs or metrics made, checked as files are.
 
-    samples: columns of the table in any order; `sample`, `num_ranks`, `lost_samples` and `inferred`
-    are filled in where they are absent, other absent columns are null. tables: frames of the other
+    samples: columns of the table in any order; `sample`, `num_ranks` and `inferred` are
+    filled in where they are absent, other absent columns are null. tables: frames of the other
     tables by name. Raises RecordingError where a row breaks a law, KeyError for an unknown table.
     """
     frames = {}
@@ -185,7 +190,6 @@ def _with_defaults(samples: pl.DataFrame) -> pl.DataFrame:
     defaults = {
         "sample": pl.int_range(pl.len(), dtype=pl.Int64),
         "num_ranks": pl.lit(1, pl.Int32),
-        "lost_samples": pl.lit(0, pl.Int32),
         "inferred": pl.lit([], pl.List(pl.String)),
     }
     absent = {k: v.alias(k) for k, v in defaults.items() if k not in samples.columns}

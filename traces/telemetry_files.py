@@ -38,16 +38,17 @@ def is_telemetry(path: str | Path) -> bool:
 
 def telemetry_root(path: Path) -> Path | None:
     """The folder that holds the tables: `path`, or the only folder in it that does, or None."""
-    if _has_tables(path):
+    if has_telemetry_tables(path):
         return path
     try:
         inner = [p for p in sorted(path.iterdir()) if is_folder(p)]
     except OSError:
         return None
-    return inner[0] if len(inner) == 1 and _has_tables(inner[0]) else None
+    return inner[0] if len(inner) == 1 and has_telemetry_tables(inner[0]) else None
 
 
-def _has_tables(path: Path) -> bool:
+def has_telemetry_tables(path: Path) -> bool:
+    """Whether the tables of telemetry, and not of a recording, lie in this very folder."""
     return is_folder(path / SAMPLES.name) and not is_folder(path / STEPS.name)
 
 

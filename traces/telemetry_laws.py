@@ -27,7 +27,6 @@ from traces.telemetry_schema import (
     SAMPLES,
     TELEMETRY_TABLES,
     VALUE_NAMES,
-    telemetry_table,
 )
 
 BATCH_ROWS = 65_536
@@ -189,7 +188,7 @@ class ReadTables:
 def read_tables(root: Path, label: str) -> ReadTables:
     """Read and check all tables of a folder. Raises RecordingError, OSError, ValueError."""
     closed, note = read_telemetry_closed(root)
-    read = ReadTables(root, label, _first_meta(root, label), closed, [note] if note else [])
+    read = ReadTables(root, label, first_meta(root, label), closed, [note] if note else [])
     if closed is not None and closed.status != COMPLETED:
         read.notes.append(f"The telemetry ends with a note of its writer: {closed.status}.")
     for spec in TELEMETRY_TABLES:
@@ -201,12 +200,27 @@ def read_tables(root: Path, label: str) -> ReadTables:
             "no sample can be read",
             "The writer was stopped too early, or the server did nothing: record it again.",
         )
-    lost = int(read.frames["samples"].select(pl.col("lost_samples").sum()).collect().item())
-    if lost:
-        read.notes.append(
-            f"{lost:,} samples were dropped, as the disk was slower than the server; counters go on over the gaps."
-        )
+    read.notes += _gaps(read.frames["samples"])
     return read
+
+
+def _gaps(samples: pl.LazyFrame) -> list[str]:
+    """A note where numbers of samples are not there: dropped, or removed to stay below a disk cap."""
+    first, last, count = (
+        samples.select(pl.col("sample").min(), pl.col("sample").max().alias("last"), pl.len())
+        .collect()
+        .row(0)
+    )
+    notes = []
+    if first:
+        notes.append(
+            f"The first {first:,} samples are not there any more, or were not written."
+        )
+    if lost := last - first + 1 - count:
+        notes.append(
+            f"{lost:,} samples between others were lost; counters go on over the gaps."
+        )
+    return notes
 
 
 def check_frame(frame: pl.DataFrame, spec: Table, label: str) -> pl.DataFrame:
@@ -265,7 +279,8 @@ def _scan_part(part: Path, spec: Table) -> pl.LazyFrame:
     return _filled(frame, frame.collect_schema().names(), spec)
 
 
-def _first_meta(root: Path, label: str) -> dict[str, Any]:
+def first_meta(root: Path, label: str) -> dict[str, Any]:
+    """Metadata of the first part that can be read, kind and version checked. Raises RecordingError."""
     last: BaseException | None = None
     for spec in TELEMETRY_TABLES:
         for part in list_parts(root, spec, label)[0]:
@@ -326,6 +341,3 @@ def _check_same_run(found: dict[str, Any], first: dict[str, Any], place: Place) 
                 f"the part belongs to another recording: its {key} differs from that of the first part",
                 "Separate the recordings.",
             )
-
-
-__all__ = ["SampleLaws", "check_frame", "polars_schema", "read_tables", "telemetry_table"]

@@ -135,7 +135,12 @@ VALUES: tuple[Column, ...] = (
 SAMPLES = Table(
     "samples",
     (
-        _key("sample", _I64, "index", "order of the samples, from 0, increasing"),
+        _key(
+            "sample",
+            _I64,
+            "index",
+            "number of the sample, from 0, increasing; numbers that are not there were lost",
+        ),
         _value("t_s", _F64, "s", "time since the start; null where the source has no time"),
         _value("interval_s", _F64, "s", "time that the counts cover; null where it is unknown"),
         _value(
@@ -149,9 +154,6 @@ SAMPLES = Table(
         ),
         _value("step", _I64, "index", "engine step, where a sample is one step"),
         *VALUES,
-        _key(
-            "lost_samples", _I32, "samples", "samples of this rank that were dropped before it"
-        ),
         _key("inferred", pa.list_(_STR), "names", "values of this sample that were derived"),
         *_WHERE,
     ),
