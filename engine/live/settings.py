@@ -38,7 +38,8 @@ class LiveSettings:
     steps, 0: never; hash_ids: write keyed hashes in the place of request ids; salt: the key (none:
     a new random one for each run, so that ids cannot be joined with a log afterwards);
     prefix_ids: write 8 bytes of vLLM's salted hash of each full block of a prompt, so that shared
-    prefixes can be replayed; queue: chunks of rows that may wait for the disk;
+    prefixes can be replayed; queue: rows of a table that may wait for the writer, more are dropped
+    and counted;
     unsupported: with a vLLM whose scheduler is another than expected, "refuse" to start, or
     "run-unrecorded".
     """
@@ -51,7 +52,7 @@ class LiveSettings:
     hash_ids: bool = False
     salt: str = ""
     prefix_ids: bool = True
-    queue: int = 256
+    queue: int = 65_536
     unsupported: str = REFUSE
 
 
@@ -153,6 +154,6 @@ _READERS: dict[str, Any] = {
     "hash_ids": _flag,
     "salt": _text,
     "prefix_ids": _flag,
-    "queue": lambda w, v: _whole(w, v, 1, 1_000_000),
+    "queue": lambda w, v: _whole(w, v, 1, 100_000_000),
     "unsupported": _choice,
 }
