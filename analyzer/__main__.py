@@ -1,7 +1,8 @@
 """`python -m analyzer summary DIR` and `compare DIR_A DIR_B`, as tables or as JSON.
 
-It opens recordings, calls `summary.py` and `compare.py`, and prints. A recording that cannot be
-read, or pairs that must not be compared, are one sentence on stderr and exit code 2.
+It opens recordings, calls `summary.py`, `fleet.py`, `telemetry.py` and `compare.py`, and prints. A
+recording that cannot be read, or pairs that must not be compared, are one sentence on stderr and
+exit code 2.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import argparse
 import json
 import os
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from traces.errors import KVReplayError
@@ -21,8 +23,12 @@ def build_parser() -> argparse.ArgumentParser:
         prog="python -m analyzer", description="Figures of recordings."
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    one = commands.add_parser("summary", help="figures of one recording")
-    one.add_argument("recording", help="folder or zip of a recording")
+    one = commands.add_parser(
+        "summary", help="figures of a recording, of telemetry, or of a fleet of them by rank"
+    )
+    one.add_argument(
+        "recording", help="folder or zip of a recording, or the folder that ranks wrote into"
+    )
     two = commands.add_parser(
         "compare", help="two recordings of one workload, B judged against A"
     )
@@ -54,20 +60,103 @@ def main(argv: list[str] | None = None) -> int:
 
 def _summary(arguments: argparse.Namespace) -> int:
     from analyzer.summary import summarize
-    from analyzer.words import label, show
+    from traces.open import FLEET, TELEMETRY, what_is
     from traces.recording import open_recording
 
-    with open_recording(arguments.recording) as recording:
-        figures = summarize(recording)
-        notes = list(recording.notes)
-    if arguments.json:
+    path, kind = what_is(arguments.recording)
+    if kind == FLEET:
+        return _fleet_summary(str(path), arguments.json)
+    if kind == TELEMETRY:
+        from analyzer.telemetry import summarize_telemetry
+        from traces.telemetry import open_telemetry
+
+        telemetry = open_telemetry(path)
+        unknown = [f"Not known: {k}, as {why}" for k, why in telemetry.missing.items() if why]
+        derived = [f"Derived: {k}, {how}" for k, how in telemetry.inferred.items()]
+        return _print_figures(
+            telemetry.label,
+            summarize_telemetry(telemetry),
+            [*telemetry.notes, *derived, *unknown],
+            arguments.json,
+        )
+    with open_recording(path) as recording:
+        return _print_figures(
+            recording.label, summarize(recording), list(recording.notes), arguments.json
+        )
+
+
+def _print_figures(title: str, figures: dict[str, Any], notes: list[str], as_json: bool) -> int:
+    from analyzer.words import label, show
+
+    if as_json:
         _print_json(figures)
         _print_notes(notes, sys.stderr)
         return 0
-    rows = [[label(name), name, show(name, value)] for name, value in _flat(figures)]
-    _print_table(recording.label, ["Figure", "key", "value"], rows)
+    rows = [[label(k), k, show(k, v)] for k, v in _flat(figures) if not isinstance(v, list)]
+    _print_table(title, ["Figure", "key", "value"], rows)
     _print_notes(notes, sys.stdout)
     return 0
+
+
+_RANK_COLUMNS = (
+    "num_steps",
+    "duration_s",
+    "num_requests",
+    "max_running",
+    "max_waiting",
+    "num_preemptions",
+    "peak_used_frac",
+    "full_steps_frac",
+    "recomputed_frac",
+)
+_TELEMETRY_COLUMNS = (
+    "num_samples",
+    "duration_s",
+    "num_finished",
+    "max_running",
+    "max_waiting",
+    "num_preemptions",
+    "peak_used_frac",
+    "full_samples_frac",
+    "resumed_hit_frac",
+)
+
+
+def _fleet_summary(path: str, as_json: bool) -> int:
+    from analyzer.fleet import summarize_fleet
+    from traces.fleet import open_fleet
+
+    fleet = open_fleet(path)
+    summary = summarize_fleet(fleet)
+    if as_json:
+        parts = (("ranks", summary.ranks), ("telemetry", summary.telemetry))
+        _print_json(
+            {"fleet": fleet.label, "totals": summary.totals, **{k: list(v) for k, v in parts}}
+        )
+        _print_notes(list(summary.notes), sys.stderr)
+        return 0
+    totals = {"label": "all", "rank": None, **summary.totals}
+    ranks = [*summary.ranks, *([totals] if summary.ranks else [])]
+    for title, columns, members in (
+        (f"{fleet.label}: recordings by rank", _RANK_COLUMNS, ranks),
+        (f"{fleet.label}: telemetry by rank", _TELEMETRY_COLUMNS, list(summary.telemetry)),
+    ):
+        if members:
+            _print_members(title, columns, members)
+    _print_notes([*summary.notes, fleet.how_to_choose()], sys.stdout)
+    return 0
+
+
+def _print_members(title: str, columns: Sequence[str], members: list[dict[str, Any]]) -> None:
+    """A row for each member; what a member has no figure for is a dash."""
+    from analyzer.words import label, show
+
+    rows = [
+        [m["label"], "—" if m["rank"] is None else str(m["rank"])]
+        + [show(c, m.get(c)) for c in columns]
+        for m in members
+    ]
+    _print_table(title, ["Recording", "Rank", *(label(c) for c in columns)], rows)
 
 
 def _compare(arguments: argparse.Namespace) -> int:
@@ -134,7 +223,7 @@ def _print_table(title: str, header: list[str], rows: list[list[str]]) -> None:
 
     table = Table(title=None, box=None, pad_edge=False)
     for name in header:
-        words = name in ("Figure", "key", "B is")
+        words = name in ("Figure", "key", "B is", "Recording")
         table.add_column(name, justify="left" if words else "right", no_wrap=True)
     for row in rows:
         table.add_row(*row)

@@ -71,7 +71,7 @@ def test_folders_that_a_live_recorder_named_are_ordered_by_rank(tmp_path: Path) 
 
 def test_the_rank_in_the_metadata_decides_over_the_name(tmp_path: Path) -> None:
     write(tmp_path / "one", make_steps([1]), meta=make_meta(rank=7))
-    write(tmp_path / "rank-03", make_steps([1]), meta=make_meta(live={"rank": 5}))
+    write(tmp_path / "rank-03", make_steps([1]), meta=make_meta(live={"data_parallel_rank": 5}))
 
     assert [m.rank for m in open_fleet(tmp_path).members] == [5, 7]
 
@@ -168,7 +168,11 @@ def test_members_that_never_ran_together_are_named(tmp_path: Path) -> None:
 
 def test_members_that_overlap_in_time_are_not_remarked_on(tmp_path: Path) -> None:
     write(tmp_path / "rank-00", make_steps([1, 2]), meta=make_meta(start_unix_s=1_000.0))
-    write(tmp_path / "rank-01", make_steps([1, 2]), meta=make_meta(start_unix_s=1_000.5))
+    write(
+        tmp_path / "rank-01",
+        make_steps([1, 2]),
+        meta=make_meta(live={"started_unix_s": 1_000.5}),
+    )
 
     assert open_fleet(tmp_path).notes == ()
 

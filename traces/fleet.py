@@ -43,7 +43,7 @@ class Member:
 
     label: its folder below the fleet; rank: data-parallel rank from the metadata or the folder's
     name, None where neither says; meta: the metadata document; run: what the folder's name says,
-    where a live recorder chose it.
+    where a live recorder chose it; server: which server wrote it, None where nothing says.
     """
 
     label: str
@@ -52,6 +52,12 @@ class Member:
     rank: int | None
     meta: Mapping[str, Any]
     run: RunFolder | None = None
+
+    @property
+    def server(self) -> str | None:
+        live = self.meta.get("live")
+        said = live.get("server") if isinstance(live, Mapping) else None
+        return str(said) if said else (self.run.server if self.run else None)
 
     def open_recording(self) -> Recording:
         """Open it, every row checked. Raises RecordingError, also for telemetry."""
@@ -237,8 +243,9 @@ def _member(path: Path, label: str) -> Member:
 
 def _rank(path: Path, meta: Mapping[str, Any]) -> int | None:
     live = meta.get("live")
-    for said in (meta.get("rank"), live.get("rank") if isinstance(live, Mapping) else None):
-        if isinstance(said, int) and not isinstance(said, bool) and said >= 0:
+    live = live if isinstance(live, Mapping) else {}
+    for said in (meta.get("rank"), live.get("data_parallel_rank")):
+        if type(said) is int and said >= 0:
             return said
     for name in (path.name, path.parent.name):
         if (run := _RANK.fullmatch(name)) is not None:

@@ -88,7 +88,7 @@ def _ranks(members: Sequence[Member]) -> Iterator[str]:
     unknown = [m.label for m in members if m.rank is None]
     if known and unknown:
         yield f"{len(unknown)} members do not say their rank: {few(unknown)}."
-    servers = {m.run.server if m.run else None for m in members}
+    servers = {m.server for m in members}
     if len(servers) == 1 and len(set(known)) < len(known):
         twice = sorted({r for r in known if known.count(r) > 1})
         yield f"Rank {', '.join(map(str, twice))} is there more than once: several API servers or restarts wrote here."
@@ -108,17 +108,21 @@ def _data_parallel_size(meta: Mapping[str, Any]) -> int:
 
 
 def _servers(members: Sequence[Member]) -> Iterator[str]:
-    """A note where the folders' names are of several servers, which do not make one fleet."""
+    """A note where several servers, or one that was started again, wrote the members."""
     servers: dict[str, list[Member]] = {}
     for member in members:
-        if member.run is not None:
-            servers.setdefault(member.run.server, []).append(member)
+        if member.server is not None:
+            servers.setdefault(member.server, []).append(member)
     if len(servers) > 1:
         said = "; ".join(
-            f"{server} from {min(m.run.started for m in own if m.run)}: {len(own)}"
-            for server, own in servers.items()
+            f"{server}{_since(own)}: {len(own)}" for server, own in servers.items()
         )
         yield f"The members come from {len(servers)} servers or restarts ({said}): sums over them are no picture of one moment."
+
+
+def _since(members: Sequence[Member]) -> str:
+    started = [m.run.started for m in members if m.run is not None]
+    return f" from {min(started)}" if started else ""
 
 
 def _apart(members: Sequence[Member]) -> Iterator[str]:
@@ -143,8 +147,7 @@ def span_unix_s(member: Member) -> tuple[float, float] | None:
 
 def start_unix_s(meta: Mapping[str, Any]) -> float | None:
     """Unix time of a recording's t = 0, None where its metadata does not say."""
-    for place in (meta, _section(meta, "live")):
-        value = place.get("start_unix_s")
+    for value in (meta.get("start_unix_s"), _section(meta, "live").get("started_unix_s")):
         if isinstance(value, int | float) and not isinstance(value, bool) and value > 0:
             return float(value)
     return None
