@@ -126,7 +126,13 @@ class Writer:
     """Writes one recording below settings.out from what comes into `inbox`.
 
     metadata: what made the run, the same for all parts; rank, server, unix_s: for the folder's name.
+    kind, main, lost: what a subclass that writes other tables names otherwise: the folder, the table
+    that says when a part is full, and the counts of what the disk did not take.
     """
+
+    kind = "rank"
+    main = "steps"
+    lost: tuple[tuple[str, str], ...] = (("steps", "lost_steps"), ("events", "lost_events"))
 
     def __init__(
         self,
@@ -190,7 +196,7 @@ class Writer:
         while True:
             stopping = self._stop.wait(pause_s)
             self._drain()
-            full = self._part.rows("steps") >= settings.part_steps
+            full = self._part.rows(self.main) >= settings.part_steps
             now_s = time.monotonic()
             if stopping or full or (now_s >= due_s and self._part.fresh):
                 self._flush(full)
@@ -290,7 +296,7 @@ class Writer:
 
     def _open_folder(self) -> None:
         rank, server, unix_s = self._where
-        made = make_run_folder(self._settings.out, "rank", rank, server, unix_s)
+        made = make_run_folder(self._settings.out, self.kind, rank, server, unix_s)
         self.folder = made.path
         if made.copy > 1:
             log.warning(
@@ -312,8 +318,8 @@ class Writer:
                 error.strerror or error,
                 self._settings.flush_s,
             )
-        for name, counter in (("steps", "lost_steps"), ("events", "lost_events")):
-            if self._part.rows("steps") >= self._settings.part_steps:
+        for name, counter in self.lost:
+            if self._part.rows(self.main) >= self._settings.part_steps:
                 setattr(counts, counter, getattr(counts, counter) + self._part.rows(name))
                 self._part.chunks.pop(name, None)
         if self._part.rows("requests") > self._settings.queue:
