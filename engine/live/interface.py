@@ -118,7 +118,9 @@ def splits_free_blocks(vllm: Interface) -> bool:
 def names_cause(vllm: Interface) -> bool:
     """Whether schedule() has the request it serves in a local variable `request`."""
     code = getattr(vllm.scheduler.__dict__.get("schedule"), "__code__", None)
-    return code is not None and {"request", "preempted_req"} <= set(code.co_varnames)
+    if code is None:
+        return False
+    return {"request", "preempted_req"} <= {*code.co_varnames, *code.co_cellvars}
 
 
 def _blind_spots(vllm: Interface) -> Iterable[str]:

@@ -27,6 +27,7 @@ _ARRIVE, _ADMIT, _PREEMPT, _LOAD, _RESUME, _FINISH, _ABORT, _REFUSE = (
     KIND[k]
     for k in ("arrive", "admit", "preempt", "load", "resume", "finish", "abort", "refuse")
 )
+_IDLE_ROW_S = 1.0  # of steps in which nothing happens, one row in this time is enough
 _REMEMBERED_IDS = 65_536  # ended ids that a new request must not have again in one recording
 
 
@@ -121,6 +122,7 @@ class Tap:
         self._event_step = 0
         self._ended: list[tuple[Live, int, int, int, int]] = []
         self._idle: tuple[int, ...] | None = None
+        self._idle_s = 0.0
         self._events_seen = 0
         self._ids: deque[int] = deque(maxlen=_REMEMBERED_IDS)
         self._id_set: set[int] = set()
@@ -380,15 +382,17 @@ class Tap:
             del self._awaiting_token[vllm_id]
 
     def _record(self, step: _Step, end_s: float, finished: int) -> None:
-        """The row of a step that has ended, unless nothing happened in it as in the one before."""
+        """The row of a step that has ended. An engine that is stuck calls schedule() thousands of times
+        a second: of steps in which nothing happens one row a second is written, the others counted."""
         counts = step.counts
         start_s = max(step.called_s, self._last_end_s)
         self._last_end_s = end_s
         idle = counts[6] == counts[7] == counts[8] == counts[5] == finished == 0
-        if idle and counts == self._idle and self._events_seen == 0:
+        seen = end_s - self._idle_s < _IDLE_ROW_S
+        if idle and seen and counts == self._idle and self._events_seen == 0:
             self.inbox.counts.skipped_idle_steps += 1
             return
-        self._idle = counts if idle else None
+        self._idle, self._idle_s = (counts, end_s) if idle else (None, 0.0)
         self._events_seen = 0
         self.inbox.step(
             (step.step, start_s, end_s - start_s, *counts[:6], finished, *counts[6:])
