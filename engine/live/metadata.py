@@ -69,14 +69,14 @@ def run_metadata(
     return {
         "executor": "vllm",
         "clock": "measured",
-        "settings": _engine_settings(config, num_gpu_blocks, token_budget),
+        "settings": engine_settings(config, num_gpu_blocks, token_budget),
         "model": _model(config),
         "device": {"name": _or_none(_device_name)},
         "pool_blocks": num_gpu_blocks - 1,
         "host_pool_blocks": _host_blocks(config, kv_cache_config),
         "block_bytes": _block_bytes(config, kv_cache_config),
         "workload": {
-            "name": f"live {_model_name(config)} rank {rank}",
+            "name": f"live {model_name(config)} rank {rank}",
             "format": "vllm live",
             "estimated": False,
             "prefix_block_tokens": hash_block,
@@ -111,7 +111,8 @@ def run_metadata(
     }
 
 
-def _engine_settings(config: Any, num_gpu_blocks: int, token_budget: int) -> dict[str, Any]:
+def engine_settings(config: Any, num_gpu_blocks: int, token_budget: int) -> dict[str, Any]:
+    """The engine's settings under EngineSettings' names. config: VllmConfig."""
     s, cache = config.scheduler_config, config.cache_config
     return {
         "num_gpu_blocks": num_gpu_blocks,
@@ -130,11 +131,11 @@ def _engine_settings(config: Any, num_gpu_blocks: int, token_budget: int) -> dic
         "preemption_mode": preemption_mode(config),
         "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
         "kv_cache_dtype": str(cache.cache_dtype),
-        "model": _model_name(config),
+        "model": model_name(config),
     }
 
 
-def _model_name(config: Any) -> str:
+def model_name(config: Any) -> str:
     """Name on a hub as it is; of a path, the last part."""
     name = str(config.model_config.model).rstrip("/")
     is_path = name.startswith((".", "/", "~")) or name.count("/") > 1
@@ -143,7 +144,7 @@ def _model_name(config: Any) -> str:
 
 def _model(config: Any) -> dict[str, Any]:
     """Name, type and shape of the model, as far as its configuration says them."""
-    found: dict[str, Any] = {"name": _model_name(config)}
+    found: dict[str, Any] = {"name": model_name(config)}
     text = getattr(config.model_config, "hf_text_config", None)
     kind = getattr(text, "model_type", None)
     found |= {"model_type": kind} if isinstance(kind, str) else {}
