@@ -119,7 +119,7 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
             recomputed_tokens=pl.when(pl.col("resume_step").is_not_null()).then(
                 pl.when(_SWAP).then(0).otherwise(again)
             ),
-            uncached_cost_s=pl.when(~_SWAP).then(pl.coalesce("recompute_est_s", "cost_s")),
+            uncached_cost_s=pl.when(~_SWAP).then(pl.coalesce("cost_s", "recompute_est_s")),
         )
     )
     share = pl.when(pl.col("tokens") > 0).then(

@@ -142,7 +142,9 @@ def _add_engine_flags(group: Any) -> None:
 
 
 def _add_swap_flags(group: Any) -> None:
-    group.add_argument("--preemption", dest="preemption_mode", choices=("recompute", "swap"))
+    group.add_argument(
+        "--preemption", dest="preemption_mode", choices=("recompute", "swap", "cheapest")
+    )
     group.add_argument(
         "--victim", choices=("last", "priority", "fewest-computed", "most-blocks")
     )

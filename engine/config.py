@@ -23,7 +23,7 @@ from engine.models import ModelShape, kv_bytes_per_block, load_model
 from traces.errors import SettingsError
 
 POLICIES = ("fcfs", "priority")
-PREEMPTION_MODES = ("recompute", "swap")
+PREEMPTION_MODES = ("recompute", "swap", "cheapest")
 VICTIMS = ("last", "priority", "fewest-computed", "most-blocks")
 COPY_MODES = ("blocking", "async")
 CLOCKS = ("modelled", "step", "latency")
@@ -47,8 +47,9 @@ class EngineSettings:
 
     num_gpu_blocks counts the null block, as vLLM does; kv_tokens is the pool in tokens instead;
     with neither, the pool is what gpu_memory_utilization of the device leaves. victim None: last
-    admitted under fcfs, least important under priority (both vLLM's). host_gib / num_host_blocks:
-    room for swapped requests. copy_path, copy_mode: how blocks cross the link. compat "vllm-0.26"
+    admitted under fcfs, least important under priority (both vLLM's). preemption_mode cheapest: for
+    each victim the cheaper of recompute and swap. host_gib / num_host_blocks: room for swapped
+    requests. copy_path, copy_mode: how blocks cross the link. compat "vllm-0.26"
     keeps that version's known faults. cost_overrides: parameters of the cost model by name.
     """
 
@@ -149,6 +150,10 @@ def _check(s: EngineSettings) -> None:
             raise SettingsError(
                 "victim 'priority' needs policy 'priority': requests have no rank otherwise."
             )
+    if s.preemption_mode == "cheapest" and s.clock == "step":
+        raise SettingsError(
+            "preemption_mode cheapest compares seconds, which the step clock does not have. Use the modelled clock, or name one of the ways."
+        )
     if s.compat is not None:
         _one_of("compat", s.compat, COMPAT)
     if isinstance(s.num_gpu_blocks, int) and s.num_gpu_blocks < 2:
@@ -233,7 +238,7 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
             max_num_seqs=seqs,
         )
     host = 0
-    if s.preemption_mode == "swap":
+    if s.preemption_mode in ("swap", "cheapest"):
         if s.num_host_blocks is not None:
             host = s.num_host_blocks
         else:
@@ -269,7 +274,7 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         reserve_full=int(s.scheduler_reserve_full_isl),
         async_scheduling=int(s.async_scheduling),
         victim=int(list(Victim)[VICTIMS.index(victim)]),
-        mode=int(Mode.SWAP if s.preemption_mode == "swap" else Mode.RECOMPUTE),
+        mode=int(Mode[s.preemption_mode.upper()]),
         host_blocks=host,
         copy_async=int(s.copy_mode == "async"),
         compat=int(s.compat is not None),

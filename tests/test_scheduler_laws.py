@@ -16,7 +16,7 @@ import polars as pl
 import pytest
 
 from engine.config import EngineSettings, resolve
-from engine.core.state import NONE, Rules, State, Status
+from engine.core.state import NONE, Mode, Rules, State, Status
 from engine.decisions import waiting_order
 from engine.simulator import simulate, simulate_by_step
 from tests.engine_builders import SECONDS, make_request, make_trace
@@ -184,7 +184,7 @@ def check_recording(recording: Recording, workload: Workload, rules: Rules) -> N
     modes = events.filter(pl.col("kind").cast(pl.String) == "preempt").select(
         pl.col("mode_asked", "mode_used").cast(pl.String)
     )
-    asked = "swap" if rules.mode else "recompute"
+    asked = Mode(rules.mode).name.lower()
     assert set(modes["mode_asked"]) <= {asked}
     assert (modes["mode_used"] == "swap").sum() == kinds["swap_out"]
     done = requests.filter(pl.col("status").cast(pl.String) == "finished")
@@ -217,6 +217,8 @@ def make_world(seed: int) -> tuple[Workload, EngineSettings]:
         if rng.random() < 0.15 and closed is None:
             request["abort"] = arrival + number(0, 25)
         requests.append(request)
+    mode = pick(("swap", "cheapest", "recompute"))
+    clocks = ("modelled", "step") if closed is None and mode != "cheapest" else ("modelled",)
     victims = [None, "last", "fewest-computed", "most-blocks"]
     settings = EngineSettings(
         num_gpu_blocks=blocks + 1,
@@ -230,14 +232,15 @@ def make_world(seed: int) -> tuple[Workload, EngineSettings]:
         watermark=pick((0.0, 0.0, 0.2)),
         scheduler_reserve_full_isl=rng.random() < 0.7,
         async_scheduling=rng.random() < 0.5,
-        preemption_mode=pick(("swap", "swap", "recompute")),
+        preemption_mode=mode,
         victim=pick([*victims, "priority"] if priority else victims),
         num_host_blocks=pick((0, 1, 3, 8, 40)),
         copy_mode=pick(("blocking", "async")),
-        clock=pick(("modelled", "step")) if closed is None else "modelled",
+        clock=pick(clocks),
         livelock_steps=300,
         cost_overrides={
             **SECONDS,
+            "token_compute_s": pick((0.0, 0.3, 3.0)),
             "contention_in": pick((1.0, 0.5)),
             "link_in_bytes_per_s": pick((1.0, 9.0)),
             "link_out_bytes_per_s": pick((0.3, 9.0)),

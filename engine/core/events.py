@@ -10,7 +10,9 @@ from typing import Any
 import numpy as np
 
 from engine.core.jit import kernel
-from engine.core.state import NONE
+from engine.core.state import NONE, Status
+
+_FINISHED = np.int64(Status.FINISHED)
 
 
 @kernel
@@ -48,6 +50,9 @@ def end_request(s: Any, r: Any, status: Any, kind: Any, t_s: Any, reason: Any) -
     q.status = status
     q.reason = reason
     q.finish_s = t_s
+    if status == _FINISHED:
+        c.num_done += 1
+        c.finished_tokens += q.num_tokens - q.prompt
     i = note(s, kind, r, t_s, q.num_blocks, q.num_tokens - q.prompt, c.num_free)
     s.event_rows[i].reason = reason
     c.num_ended += 1

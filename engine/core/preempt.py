@@ -2,6 +2,7 @@
 
 `recompute` drops the KV; the request goes to the front of the waiting queue and computes it again.
 `swap` moves the computed tokens to host blocks; the request keeps them and waits among the swapped.
+`cheapest` takes for each victim the way that costs the engine less (estimates.py), a tie recompute.
 With the host full, a swap becomes a recompute, and the event says both what was asked and used.
 
 A blocking copy is waited for by the step (`stall_until_s`); an asynchronous one fences the victim's
@@ -15,13 +16,21 @@ from typing import Any
 import numpy as np
 
 from engine.core import events, pool, prefix, queues
+from engine.core.estimates import (
+    contended,
+    copy_cost_s,
+    expect_found,
+    recompute_estimate_s,
+    swap_estimate_s,
+)
 from engine.core.jit import inlined, kernel
 from engine.core.state import NONE, Clock, Kind, Mode, Status, Victim
-from engine.cost_model import copy_time_s, recompute_time_s
+from engine.cost_model import recompute_time_s
 
 _LAST, _PRIORITY = np.int64(Victim.LAST), np.int64(Victim.PRIORITY)
 _FEWEST, _MOST = np.int64(Victim.FEWEST_COMPUTED), np.int64(Victim.MOST_BLOCKS)
-_SWAP, _RECOMPUTE = np.int64(Mode.SWAP), np.int64(Mode.RECOMPUTE)
+_RECOMPUTE, _SWAP = np.int64(Mode.RECOMPUTE), np.int64(Mode.SWAP)
+_CHEAPEST = np.int64(Mode.CHEAPEST)
 _PREEMPTED, _SWAPPED, _LOADING = (
     np.int64(Status.PREEMPTED),
     np.int64(Status.SWAPPED),
@@ -55,29 +64,6 @@ def choose_victim(s: Any, rules: Any) -> Any:
         if better:
             best = i
     return best
-
-
-@kernel
-def copy_cost_s(s: Any, rules: Any, cost: Any, slot: Any, num_blocks: Any, inbound: Any) -> Any:
-    """Seconds for the first num_blocks of a block-table row to cross the link alone."""
-    if rules.clock == _STEP_CLOCK or num_blocks == 0:
-        return 0.0
-    runs = 1
-    for i in range(1, num_blocks):
-        if s.table[slot, i] != s.table[slot, i - 1] + 1:
-            runs += 1
-    return copy_time_s(cost, num_blocks, runs, inbound)
-
-
-@inlined
-def contended(start_s: Any, busy_until_s: Any, duration_s: Any, factor: Any) -> Any:
-    """Duration of a copy that runs at `factor` of its speed until the other direction is idle."""
-    overlap = busy_until_s - start_s
-    if overlap <= 0.0 or factor >= 1.0:
-        return duration_s
-    if duration_s <= overlap * factor:
-        return duration_s / factor
-    return overlap + (duration_s - overlap * factor)
 
 
 @kernel
@@ -138,18 +124,25 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
         _forget_uncomputed(s, rules, r)
     computed = q.num_computed
     move = (computed + rules.block_size - 1) // rules.block_size
-    swap = rules.mode == _SWAP and 0 < move <= c.host_free
+    found = expect_found(s, rules, r) if rules.caching else 0
+    recompute_est_s, swap_est_s = 0.0, 0.0
+    if rules.clock != _STEP_CLOCK:
+        recompute_est_s = recompute_estimate_s(s, rules, cost, computed, found)
+        swap_est_s = swap_estimate_s(s, rules, cost, r, move)
+    wanted = rules.mode == _SWAP or (rules.mode == _CHEAPEST and swap_est_s < recompute_est_s)
+    swap = wanted and 0 < move <= c.host_free
     i = events.note(s, _K_PREEMPT, r, c.now_s, q.num_blocks, computed, c.num_free)
     e = s.event_rows[i]
     e.cause = cause
     e.mode_asked = rules.mode
     e.mode_used = _SWAP if swap else _RECOMPUTE
     if rules.clock != _STEP_CLOCK:
-        e.recompute_est_s = recompute_time_s(cost, computed, 0)
-        e.swap_est_s = copy_cost_s(s, rules, cost, q.slot, move, _OUT) + copy_cost_s(
-            s, rules, cost, q.slot, move, _IN
-        )
-        e.cost_s = e.swap_est_s if swap else e.recompute_est_s
+        e.recompute_est_s = recompute_est_s
+        e.swap_est_s = swap_est_s
+        e.cost_s = recompute_time_s(cost, computed, 0)
+        if swap:
+            out_s = copy_cost_s(s, rules, cost, q.slot, move, _OUT)
+            e.cost_s = out_s + copy_cost_s(s, rules, cost, q.slot, move, _IN)
     k = c.num_preempted
     s.noted[k].preempted = r
     s.noted[k].preempted_tokens = computed

@@ -15,11 +15,10 @@ from typing import Any
 import numpy as np
 
 from engine.core import events, pool, prefix, queues
+from engine.core.estimates import contended, copy_cost_s, note_found
 from engine.core.jit import inlined, kernel
 from engine.core.preempt import (
     choose_victim,
-    contended,
-    copy_cost_s,
     drop_host_copy,
     free_blocks_of,
     preempt,
@@ -29,7 +28,7 @@ from engine.core.preempt import (
 from engine.core.state import Kind, Mode, Reason, Status, Victim
 
 _PRIORITY = np.int64(Victim.PRIORITY)
-_SWAP = np.int64(Mode.SWAP)
+_CHEAPEST = np.int64(Mode.CHEAPEST)
 _RUNNING, _LOADING, _REFUSED = (
     np.int64(Status.RUNNING),
     np.int64(Status.LOADING),
@@ -58,7 +57,7 @@ def schedule(s: Any, rules: Any, cost: Any) -> None:
     budget = _grow(s, rules, cost)
     if c.num_preempted > 0 or c.waited_for_fence:
         return
-    if rules.mode == _SWAP:
+    if c.num_swapped > 0:
         budget = _swap_in(s, rules, cost, budget)
         if c.num_swapped > 0:
             return
@@ -222,6 +221,9 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
         if total + watermark > c.num_free:
             break
         free_before = c.num_free
+        if rules.mode == _CHEAPEST and rules.caching:
+            hits, _ = prefix.find_hits(s, r, s.slots[c.num_slots - 1].free, rules.block_size)
+            note_found(s, r, hits)  # what a recompute would have been spared
         queues.swapped_remove(s, r)
         _claim_slot(s, r)
         _take_blocks(s, r, total)
@@ -314,6 +316,7 @@ def _admit(s: Any, rules: Any, budget: Any) -> None:
         if rules.caching:
             prefix.register_full(s, r, min(hits * size + new, q.num_tokens), size)
         if q.num_preemptions > 0:
+            note_found(s, r, hits)
             run_again(s, r, hits * size, free_before)
         else:
             q.status = _RUNNING

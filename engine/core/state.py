@@ -61,6 +61,8 @@ class Mode(IntEnum):
 
     RECOMPUTE = 0
     SWAP = 1
+    OFFLOAD = 2
+    CHEAPEST = 3
 
 
 class Victim(IntEnum):
@@ -155,6 +157,8 @@ REQUEST = _layout(
     num_preemptions="i8",
     host_blocks="i8",
     fenced="i8",  # while its copy to the host runs: 1 + blocks that it alone holds
+    sure_blocks="i8",  # when last preempted: leading cached blocks that others held too, ...
+    risked_blocks="i8",  # ... and those behind them that could be lost; 0 once it is back
     ready_s="f8",  # end of its copy
     cached_tokens="i8",
     recomputed_tokens="i8",
@@ -234,6 +238,8 @@ COUNTERS = np.dtype(
             "num_preempted",
             "num_returned",  # swapped requests whose copy back has ended by this step
             "num_finished",
+            "num_done",  # requests that finished since the start, ...
+            "finished_tokens",  # ... and their output tokens
             "num_aborted",
             "num_step_rows",
             "num_event_rows",
@@ -254,6 +260,8 @@ COUNTERS = np.dtype(
             "link_out_free_s",
             "link_in_free_s",
             "stall_until_s",
+            "found_blocks",  # of the risked blocks of earlier victims, those found again, ...
+            "risked_blocks",  # ... and all of them; older ones weigh less (estimates.py)
         )
     ],
     align=True,
