@@ -71,7 +71,11 @@ def _summary(arguments: argparse.Namespace) -> int:
         from traces.telemetry import open_telemetry
 
         telemetry = open_telemetry(path)
-        unknown = [f"Not known: {k}, as {why}" for k, why in telemetry.missing.items() if why]
+        unknown = [
+            f"Not known: {', '.join(names)}: {why}"
+            for why, names in telemetry.missing_by_reason().items()
+            if why
+        ]
         derived = [f"Derived: {k}, {how}" for k, how in telemetry.inferred.items()]
         return _print_figures(
             telemetry.label,

@@ -282,7 +282,7 @@ def test_describe_says_what_telemetry_holds_and_misses(
     assert "values: kv_usage_frac, num_running" in text
     assert found["kind"] == "telemetry"
     assert found["values"] == ["kv_usage_frac", "num_running"]
-    assert "num_preempted" in found["missing"]
+    assert "num_preempted" in found["missing"][""]
 
 
 def test_a_recording_is_never_taken_for_telemetry(tmp_path: Path) -> None:

@@ -177,6 +177,6 @@ def test_the_command_prints_telemetry(
 
     assert "Peak use of the pool" in text
     assert "99.2 %" in text
-    assert "Not known: victims, as no sample names a request" in text
+    assert "Not known: victims: no sample names a request" in text
     assert found["peak_used_frac"] == 0.992
     assert found["max_running"] == 31

@@ -104,12 +104,13 @@ def _telemetry_lines(one: Mapping[str, Any]) -> list[str]:
     if one.get("finished_requests") is not None:
         lines.append(f"  {one['finished_requests']:,} requests ended")
     lines.append(f"  values: {', '.join(one['values'])}")
-    for word in ("inferred", "missing"):
-        lines += [
-            f"  {word}: {printable(k)}: {printable(w)}" for k, w in one[word].items() if w
-        ]
-    unsaid = [k for k, why in one["missing"].items() if not why]
-    return [*lines, f"  missing: {len(unsaid)} other columns of the table"] if unsaid else lines
+    lines += [
+        f"  inferred: {printable(k)}, {printable(how)}" for k, how in one["inferred"].items()
+    ]
+    for why, names in one["missing"].items():
+        what = ", ".join(map(printable, names)) if why else f"{len(names)} other columns"
+        lines.append(f"  missing: {what}" + (f": {printable(why)}" if why else ""))
+    return lines
 
 
 def _member_line(member: Mapping[str, Any]) -> str:

@@ -184,7 +184,7 @@ def _telemetry(path: str | Path, name: str | None) -> dict[str, Any]:
         "finished_requests": None if ended is None else ended.height,
         "values": telemetry.present,
         "inferred": dict(telemetry.inferred),
-        "missing": telemetry.missing,
+        "missing": telemetry.missing_by_reason(),
         "notes": list(telemetry.notes),
     }
 

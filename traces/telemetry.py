@@ -102,6 +102,13 @@ class Telemetry:
         more = {k: v for k, v in said.items() if k not in VALUE_NAMES}
         return {n: str(said.get(n, "")) for n in empty} | more
 
+    def missing_by_reason(self) -> dict[str, list[str]]:
+        """Why -> what is missing for it; "" -> what the source did not give a reason for."""
+        grouped: dict[str, list[str]] = {}
+        for name, why in self.missing.items():
+            grouped.setdefault(why, []).append(name)
+        return grouped
+
     @property
     def inferred(self) -> Mapping[str, str]:
         """Columns that hold derived values -> how they were derived."""

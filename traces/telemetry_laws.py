@@ -201,6 +201,8 @@ def read_tables(root: Path, label: str) -> ReadTables:
             "The writer was stopped too early, or the server did nothing: record it again.",
         )
     read.notes += _gaps(read.frames["samples"])
+    notes = read.meta.get("notes")
+    read.notes += map(str, notes) if isinstance(notes, list) else []
     return read
 
 
