@@ -32,7 +32,7 @@ from traces.recording_files import (
     zip_recording,
 )
 from traces.recording_laws import EventLaws, RequestLaws, StepLaws, fill_later, polars_type
-from traces.recording_meta import Meta, first_meta
+from traces.recording_meta import Meta, first_meta, writer_notes
 from traces.recording_reading import Reading
 from traces.recording_salvage import rebuild_requests
 from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, Table, table
@@ -206,6 +206,7 @@ def _open_folder(root: Path, label: str) -> Recording:
     reading.read(EVENTS, events)
     reading.read(REQUESTS, requests)
     reading.read(BLOCKS, None)
+    reading.notes += writer_notes(reading.last_meta)
     ids = requests.check_unique(reading.place(REQUESTS))
     lost = 0
     if closed is not None:

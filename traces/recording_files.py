@@ -238,7 +238,8 @@ def _layout_remedy() -> str:
 def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[str]]:
     """Parts of one table in number order, and notes on files that were passed over.
 
-    Raises RecordingError where a number is missing in the middle.
+    A live recorder with a disk cap removes its oldest parts, and says in later ones how many: those
+    may be missing. Raises RecordingError where any other is.
     """
     notes: list[str] = []
     numbered: dict[int, Path] = {}
@@ -258,7 +259,14 @@ def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[st
             notes.append(
                 f"{spec.name}/{path.name} was being written when the writer stopped and was skipped."
             )
-    for expected, number in enumerate(sorted(numbered)):
+    first = min(numbered, default=0)
+    if first and first <= removed_parts(numbered[max(numbered)]):
+        notes.append(
+            f"{spec.name}: the {first:,} oldest parts were removed by the recorder, for its disk cap."
+        )
+    else:
+        first = 0
+    for expected, number in enumerate(sorted(numbered), first):
         if number != expected:
             raise RecordingError(
                 f"part-{expected:05d}.parquet",
@@ -267,6 +275,15 @@ def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[st
                 "Copy the whole folder again.",
             )
     return [numbered[n] for n in sorted(numbered)], notes
+
+
+def removed_parts(part: Path) -> int:
+    """How many parts before it the writer of a part had removed; 0 where it does not say."""
+    try:
+        raw = (pq.read_schema(part).metadata or {}).get(METADATA_KEY, b"{}")
+        return int(json.loads(raw)["writer"]["removed_parts"])
+    except (pa.ArrowException, OSError, ValueError, TypeError, KeyError, RecursionError):
+        return 0
 
 
 @dataclass(frozen=True)

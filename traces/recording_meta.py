@@ -183,6 +183,38 @@ def _check_sizes(meta: Meta, place: Place) -> None:
             )
 
 
+_LACKS = (
+    (("dropped_steps", "lost_steps"), "{:,} steps"),
+    (("dropped_events", "lost_events"), "{:,} events"),
+    (("dropped_requests", "lost_requests"), "{:,} requests"),
+    (("dropped_samples",), "{:,} samples of block ownership"),
+)
+
+
+def writer_notes(meta: Meta) -> list[str]:
+    """Sentences on what a live recorder counted as not recorded, from its last part's metadata."""
+
+    def count(*names: str) -> int:
+        said = meta._section("writer")
+        return sum(int(said[n]) for n in names if isinstance(said.get(n), int))
+
+    notes = []
+    lacks = [text.format(n) for names, text in _LACKS if (n := count(*names))]
+    if lacks:
+        notes.append(
+            f"The recorder could not keep up or could not write: {', '.join(lacks)} are missing."
+        )
+    if n := count("skipped_idle_steps"):
+        notes.append(
+            f"{n:,} steps in which nothing could be scheduled were counted and not written."
+        )
+    if count("errors"):
+        notes.append(
+            "The recorder failed and stopped before the server did; the server's log says why."
+        )
+    return notes
+
+
 def check_same_run(found: Meta, first: Meta, place: Place) -> None:
     """Raise where a part's metadata belongs to another run than the first part's."""
     for key in ("schema_version", "executor", "settings", "workload", "seed", "pool_blocks"):

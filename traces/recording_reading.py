@@ -43,7 +43,10 @@ class Law(Protocol):
 
 @dataclass
 class Reading:
-    """What is gathered while the tables of one recording are checked."""
+    """What is gathered while the tables of one recording are checked.
+
+    last_meta: of the part read last, which holds a live recorder's final counts.
+    """
 
     root: Path
     label: str
@@ -52,6 +55,7 @@ class Reading:
     notes: list[str]
     rows: dict[str, int] = field(default_factory=dict)
     parts: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    last_meta: Meta = field(default_factory=Meta)
 
     def read(self, spec: Table, law: Law | None) -> None:
         """Check all parts of one table; sets rows and parts of it."""
@@ -80,6 +84,7 @@ class Reading:
         with pq.ParquetFile(part, page_checksum_verification=True) as file:
             meta = part_meta(file, place)
             check_same_run(meta, self.meta, place)
+            self.last_meta = meta
             found = file.schema_arrow
             extra = check_columns(found, spec, place, meta.schema_version)
             later = {c.name for c in later_columns(found, spec, meta.schema_version)}

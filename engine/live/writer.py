@@ -73,6 +73,10 @@ class Inbox:
         self.requests: deque[tuple[Any, ...]] = deque()
         self.samples: deque[tuple[int, dict[str, list[int]]]] = deque()
 
+    def longest(self) -> int:
+        """Rows that wait, of the table that has most."""
+        return max(len(self.steps), len(self.events), len(self.requests))
+
     def step(self, row: tuple[Any, ...]) -> None:
         if len(self.steps) < self.limit:
             self.steps.append(row)
@@ -192,12 +196,14 @@ class Writer:
     def _loop(self) -> None:
         settings = self._settings
         pause_s = min(_PAUSE_S, settings.flush_s / 2)
+        drain_rows = min(PIECE_ROWS, -(-settings.queue // 2))  # a few large pieces cost least
         due_s = 0.0  # the first part is written at once: whoever looks sees that it works
         while True:
             stopping = self._stop.wait(pause_s)
-            self._drain()
-            full = self._part.rows(self.main) >= settings.part_steps
             now_s = time.monotonic()
+            if stopping or now_s >= due_s or self.inbox.longest() >= drain_rows:
+                self._drain()
+            full = self._part.rows(self.main) >= settings.part_steps
             if stopping or full or (now_s >= due_s and self._part.fresh):
                 self._flush(full)
                 due_s = now_s + settings.flush_s
