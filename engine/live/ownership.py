@@ -6,7 +6,7 @@ GPU a block table only grows; whatever differs from the last sample ended there.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 Interval = tuple[
     int, str, int, int, int
@@ -17,18 +17,18 @@ class Ownership:
     """Intervals that are open, and those that a sample closed."""
 
     def __init__(self) -> None:
-        self._tables: dict[str, Sequence[int]] = {}
+        self._tables: dict[str, list[int]] = {}
         self._since: dict[str, list[int]] = {}  # request -> first step of each of its blocks
         self._last_step = 0
 
-    def sample(self, step: int, tables: Mapping[str, Sequence[int]]) -> list[Interval]:
+    def sample(self, step: int, tables: Mapping[str, list[int]]) -> list[Interval]:
         """Take the block tables of all requests that hold any; returns intervals that ended."""
         ended: list[Interval] = []
         for request in [r for r in self._tables if r not in tables]:
             ended += self._close(request, 0)
             del self._tables[request], self._since[request]
         for request, blocks in tables.items():
-            known = self._tables.get(request, ())
+            known = self._tables.get(request, [])
             same = len(known)
             if blocks[:same] != known:
                 pairs = zip(known, blocks, strict=False)

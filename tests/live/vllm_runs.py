@@ -19,7 +19,9 @@ import pytest
 from tests.parity.run import ROOT, vllm_python
 from traces.recording import Recording, open_recording
 
-NO_VLLM = "no interpreter with vLLM: make parity installs one, or KV_REPLAY_VLLM_PYTHON names one"
+NO_VLLM = (
+    "no interpreter with vLLM: make parity installs one, or KV_REPLAY_VLLM_PYTHON names one"
+)
 
 
 def need_vllm() -> Path:
