@@ -77,15 +77,18 @@ def finished(**changes: Any) -> SimpleNamespace:
     return SimpleNamespace(**request | changes)
 
 
+def writing(folder: Path, **options: Any) -> tuple[StatsWriter, SampleTap]:
+    meta = telemetry_metadata(engine={}, recorded_by="test", sampling="steps")
+    settings = LiveSettings(out=folder, **options)
+    writer = StatsWriter(settings, meta, 0, "test", 1_700_000_000.0)
+    return writer, SampleTap(writer.inbox, 0, POOL, connected=False)
+
+
 def record(
     folder: Path, calls: list[tuple[Any, Any]], pool: int | None = POOL, **options: Any
 ) -> Telemetry:
     """Telemetry of these calls of a stat logger, a second apart from 1 s on."""
-    meta = telemetry_metadata(
-        engine={"name": "vllm", "version": "0"}, recorded_by="test", sampling="steps"
-    )
-    settings = LiveSettings(out=folder, flush_s=0.05, **options)
-    writer = StatsWriter(settings, meta, 0, "test", 1_700_000_000.0)
+    writer, _ = writing(folder, flush_s=0.05, **options)
     tap = SampleTap(writer.inbox, 0, pool, connected=True)
     for i, (scheduler, iteration) in enumerate(calls):
         tap.record(scheduler, iteration, 1.0 + i, 0.0)
@@ -234,9 +237,7 @@ def test_times_that_a_request_never_had_are_missing(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_is_set_back_does_not_turn_the_samples_around(tmp_path: Path) -> None:
-    meta = telemetry_metadata(engine={}, recorded_by="test", sampling="steps")
-    writer = StatsWriter(LiveSettings(out=tmp_path), meta, 0, "test", 1_700_000_000.0)
-    tap = SampleTap(writer.inbox, 0, None, connected=False)
+    writer, tap = writing(tmp_path)
     for now_s, since_s in ((1.0, 0.0), (2.0, 3_600.0), (3.0, -50.0)):
         tap.record(scheduler_stats(), None, now_s, since_s)
     writer.start()
@@ -248,9 +249,7 @@ def test_a_clock_that_is_set_back_does_not_turn_the_samples_around(tmp_path: Pat
 def test_a_full_queue_drops_samples_that_the_reader_counts(tmp_path: Path) -> None:
     calls = [(scheduler_stats(), iteration_stats(preempted=1))] * 5
 
-    meta = telemetry_metadata(engine={}, recorded_by="test", sampling="steps")
-    writer = StatsWriter(LiveSettings(out=tmp_path, queue=2), meta, 0, "test", 1.7e9)
-    tap = SampleTap(writer.inbox, 0, POOL, connected=False)
+    writer, tap = writing(tmp_path, queue=2)
     for i, call in enumerate(calls):
         tap.record(*call, float(i), 0.0)
         if i == 3:  # the disk comes back
@@ -262,6 +261,50 @@ def test_a_full_queue_drops_samples_that_the_reader_counts(tmp_path: Path) -> No
     assert telemetry.samples["sample"].to_list() == [0, 1, 4]
     assert telemetry.samples["preemptions_total"].to_list() == [1, 2, 5]
     assert any("2 samples between others were lost" in n for n in telemetry.notes)
+
+
+def test_requests_that_found_no_room_are_counted(tmp_path: Path) -> None:
+    writer, tap = writing(tmp_path, queue=2)
+    tap.record(scheduler_stats(), iteration_stats(finished_requests=[finished()] * 5), 0.0, 0.0)
+    writer.start()
+    writer.close("completed")
+
+    telemetry = open_telemetry(tmp_path)
+
+    assert telemetry.rows["finished_requests"] == 2
+    assert any("3 requests are missing" in n for n in telemetry.notes)
+
+
+def test_a_disk_cap_removes_the_oldest_samples_and_the_rest_opens(tmp_path: Path) -> None:
+    writer, tap = writing(tmp_path, disk_cap=150_000, part_steps=50)
+    for i in range(40):
+        for j in range(50):
+            tap.record(scheduler_stats(), iteration_stats(), float(50 * i + j), 0.0)
+        writer._drain()
+        writer._flush(True)
+    writer.start()
+    writer.close("completed")
+
+    telemetry = open_telemetry(tmp_path)
+
+    assert sum(p.stat().st_size for p in tmp_path.rglob("*.parquet")) < 2 * 150_000
+    assert 50 <= telemetry.samples.height < 2_000
+    assert telemetry.samples["sample"][-1] == 1_999
+    assert any("oldest parts were removed" in n for n in telemetry.notes)
+
+
+def test_a_server_that_is_killed_leaves_what_was_flushed(tmp_path: Path) -> None:
+    writer, tap = writing(tmp_path)
+    for i in range(10):
+        tap.record(scheduler_stats(), iteration_stats(), float(i), 0.0)
+    writer._drain()
+    writer._flush(False)
+
+    telemetry = open_telemetry(tmp_path)
+
+    assert telemetry.samples.height == 10
+    assert not telemetry.complete
+    assert any("not closed" in n for n in telemetry.notes)
 
 
 def test_the_project_registers_the_plugin() -> None:

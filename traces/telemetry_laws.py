@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from traces.errors import RecordingError
 from traces.recording_files import COMPLETED, Closing, list_parts
 from traces.recording_laws import TIME_TOLERANCE_S, Place, check_values, first_true
-from traces.recording_meta import DAMAGE
+from traces.recording_meta import DAMAGE, Meta, writer_notes
 from traces.schema import METADATA_KEY, Column, Table
 from traces.telemetry_files import read_telemetry_closed
 from traces.telemetry_schema import (
@@ -114,7 +114,10 @@ def _check_inferred(frame: pl.DataFrame, place: Place) -> None:
 
 @dataclass
 class ReadTables:
-    """What reading a folder gathers: metadata, closing mark, frames and notes."""
+    """What reading a folder gathers: metadata, closing mark, frames and notes.
+
+    last_meta: of the part read last, which holds a live recorder's final counts.
+    """
 
     root: Path
     label: str
@@ -123,6 +126,7 @@ class ReadTables:
     notes: list[str]
     rows: dict[str, int] = field(default_factory=dict)
     frames: dict[str, pl.LazyFrame] = field(default_factory=dict)
+    last_meta: dict[str, Any] = field(default_factory=dict)
 
     def read(self, spec: Table) -> None:
         """Check all parts of one table; sets rows and frame of it."""
@@ -158,6 +162,7 @@ class ReadTables:
         with pq.ParquetFile(part, page_checksum_verification=True) as file:
             meta = _part_meta(file, place)
             _check_same_run(meta, self.meta, place)
+            self.last_meta = meta
             present = _present_columns(file.schema_arrow, spec, place)
             _scan_part(
                 part, spec
@@ -200,7 +205,7 @@ def read_tables(root: Path, label: str) -> ReadTables:
             "no sample can be read",
             "The writer was stopped too early, or the server did nothing: record it again.",
         )
-    read.notes += _gaps(read.frames["samples"])
+    read.notes += _gaps(read.frames["samples"]) + _lost_requests(read.last_meta)
     notes = read.meta.get("notes")
     read.notes += map(str, notes) if isinstance(notes, list) else []
     return read
@@ -223,6 +228,14 @@ def _gaps(samples: pl.LazyFrame) -> list[str]:
             f"{lost:,} samples between others were lost; counters go on over the gaps."
         )
     return notes
+
+
+def _lost_requests(meta: dict[str, Any]) -> list[str]:
+    """What a live recorder counted as not recorded; samples count themselves, by their numbers."""
+    counts = meta.get("writer")
+    if not isinstance(counts, dict):
+        return []
+    return writer_notes(Meta(writer={k: n for k, n in counts.items() if "steps" not in k}))
 
 
 def check_frame(frame: pl.DataFrame, spec: Table, label: str) -> pl.DataFrame:
