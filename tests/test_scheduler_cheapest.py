@@ -6,12 +6,22 @@ victim of two blocks costs 4 s to swap, and 8 times a token's time to recompute.
 
 from __future__ import annotations
 
+import random
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from benchmarks.cheapest_vs_pure import (
+    AT_MOST,
+    CLEARLY,
+    MACHINES,
+    MODES,
+    Cell,
+    closed,
+    run,
+)
 from engine.config import EngineSettings, Resolved, resolve
 from engine.core.estimates import expect_found, note_found, swap_estimate_s
 from engine.core.state import State, make_state
@@ -191,3 +201,41 @@ def test_the_expectation_follows_what_victims_found_again(hits: int, tokens: int
 def test_it_is_not_for_a_clock_without_seconds() -> None:
     with pytest.raises(SettingsError, match="cheapest compares seconds"):
         make_settings(preemption_mode="cheapest", clock="step")
+
+
+def make_cell(seed: int) -> Cell:
+    """A cell of the benchmark's kind in small: closed requests, machine, copies and cache by the seed."""
+    rng = random.Random(seed)
+    model, device = rng.choice(MACHINES)
+    shortest, longest = rng.choice((50, 300)), rng.choice((200, 600))
+    workload = closed(150, (shortest, 4 * shortest), (longest // 4, longest))
+    settings = EngineSettings(
+        kv_tokens=16 * (3 * shortest + longest),
+        model=model,
+        device=device,
+        copy_path=rng.choice(("coalesced", "loop")),
+        copy_mode=rng.choice(("blocking", "async")),
+        enable_prefix_caching=rng.random() < 0.5,
+        host_gib=rng.choice((2.0, 500.0)),
+        max_model_len=4096,
+        max_num_seqs=64,
+    )
+    one, two, three = (run(workload, settings.with_(preemption_mode=mode)) for mode in MODES)
+    return Cell("closed", f"{model}, {device}", settings.copy_path, "", (one, two, three))
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_where_one_way_wins_clearly_cheapest_is_not_two_per_cent_behind(seed: int) -> None:
+    cell = make_cell(seed)
+
+    assert abs(cell.better_by) <= CLEARLY or cell.behind <= AT_MOST, cell
+
+
+def test_each_way_wins_clearly_somewhere() -> None:
+    wins = {
+        cell.better_by > 0
+        for cell in map(make_cell, range(24))
+        if abs(cell.better_by) > CLEARLY
+    }
+
+    assert wins == {True, False}
