@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from traces.__main__ import main
 from traces.description import describe
 from traces.errors import RecordingError, WorkloadError
 from traces.fleet import Fleet, open_fleet
-from traces.recording import Recording
+from traces.recording import Recording, open_recording
 from traces.telemetry import Telemetry
 
 
@@ -289,3 +290,29 @@ def test_a_recording_is_never_taken_for_telemetry(tmp_path: Path) -> None:
     write(tmp_path / "r", make_steps([1]), requests=make_requests([]))
 
     assert describe(tmp_path / "r")["kind"] == "recording"
+
+
+def test_where_one_recording_is_needed_a_fleet_names_its_ranks(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError) as caught:
+        open_recording(two_ranks(tmp_path / "run"))
+
+    assert "2 recordings (rank-00, rank-01)" in str(caught.value)
+    assert "such as run/rank-00" in str(caught.value)
+
+
+def test_a_zip_of_several_ranks_names_them(tmp_path: Path) -> None:
+    two_ranks(tmp_path / "run")
+    with zipfile.ZipFile(tmp_path / "run.zip", "w") as archive:
+        for part in sorted((tmp_path / "run").rglob("*.*")):
+            archive.write(part, part.relative_to(tmp_path / "run"))
+
+    with pytest.raises(RecordingError) as caught:
+        traces.open_any(tmp_path / "run.zip")
+
+    assert "more than one recording (rank-00, rank-01, ...)" in str(caught.value)
+    assert "give the folder of one of them" in str(caught.value)
+
+
+def test_where_a_recording_is_needed_telemetry_says_what_it_is(tmp_path: Path) -> None:
+    with pytest.raises(RecordingError, match="the folder holds telemetry"):
+        open_recording(write_telemetry(tmp_path / "t"))

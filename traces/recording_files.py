@@ -23,6 +23,7 @@ from traces.errors import RecordingError
 from traces.formats.packed import ZIP_DAMAGE
 from traces.paths import is_file, is_folder
 from traces.schema import CLOSED_FILE, METADATA_KEY, SCHEMA_VERSION, TABLES, Table, table
+from traces.telemetry_schema import SAMPLES
 
 PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
 COMPLETED = "completed"  # how a run ended that did all that was asked of it
@@ -165,11 +166,17 @@ def _members(
             raise RecordingError(
                 label,
                 f"member {info.filename!r}",
-                "the zip holds more than one recording",
-                "Zip each recording on its own.",
+                f"the zip holds more than one recording{_named(tops)}",
+                "Unpack it and give the folder of one of them, or zip that one alone.",
             )
         found[inside] = info
     return found
+
+
+def _named(tops: set[tuple[str, ...]]) -> str:
+    """The folders of a zip that hold recordings, in brackets, as far as they are known."""
+    names = sorted("/".join(top) for top in tops if top)
+    return f" ({', '.join(names)}, ...)" if names else ""
 
 
 def _inside(path: PurePosixPath) -> PurePosixPath | None:
@@ -219,7 +226,14 @@ def find_root(path: Path, label: str) -> Path:
             label,
             "",
             f"the folder holds {len(inner)} recordings ({names})",
-            "Open one of them.",
+            f"Open one of them by its own path, such as {label}/{inner[0].name}.",
+        )
+    if is_folder(path / SAMPLES.name):
+        raise RecordingError(
+            label,
+            "",
+            "the folder holds telemetry: samples, and no steps of an engine",
+            "See it with `python -m analyzer summary`; a recording is what the engine or the recording scheduler writes.",
         )
     raise RecordingError(label, "", "the folder is no recording", _layout_remedy())
 
