@@ -6,6 +6,7 @@
     python -m tests.parity --seed 7 --case 12 --keep out    ... leaving trace, settings and both logs
     python -m tests.parity --trace T.jsonl --settings S.json      a trace and settings of your own
     python -m tests.parity --golden burst             a committed case, live
+    python -m tests.parity --real azure-scarce        2,000 requests of a recorded trace
 
 The interpreter with vLLM is the one named in KV_REPLAY_VLLM_PYTHON, else .venv-vllm/bin/python.
 

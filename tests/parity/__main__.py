@@ -9,7 +9,15 @@ from collections import Counter
 from pathlib import Path
 
 from tests.parity.cases import Case, case_from_files, make_case
-from tests.parity.run import PYTHON_VARIABLE, ROOT, ParityError, run_cases, vllm_python
+from tests.parity.real_traces import REAL, real_case
+from tests.parity.run import (
+    PYTHON_VARIABLE,
+    ROOT,
+    ParityError,
+    VllmSide,
+    run_cases,
+    vllm_python,
+)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -25,6 +33,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--trace", type=Path, help="a JSON-lines trace, with --settings")
     parser.add_argument("--settings", type=Path)
     parser.add_argument("--golden", metavar="NAME", help="a case of tests/golden")
+    parser.add_argument("--real", choices=sorted(REAL), help="a recorded trace")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="leave every file there")
     parser.add_argument("--scheduler-cls", metavar="MODULE.CLASS", help="on vLLM's side")
     return parser
@@ -34,6 +43,8 @@ def _cases(args: argparse.Namespace) -> list[Case]:
     if args.golden:
         folder = ROOT / "tests" / "golden" / args.golden
         return [case_from_files(folder / "trace.jsonl", folder / "settings.json")]
+    if args.real:
+        return [real_case(args.real)]
     if args.trace:
         if not args.settings:
             raise ParityError("--trace needs --settings beside it.")
@@ -63,15 +74,15 @@ def _compare(args: argparse.Namespace, python: Path) -> int:
     started = time.perf_counter()
     ends: Counter[str] = Counter()
     steps = preemptions = different = 0
-    for outcome in run_cases(
-        _cases(args), python=python, keep=args.keep, scheduler_cls=args.scheduler_cls
-    ):
-        ends[outcome.status] += 1
-        steps += outcome.num_steps
-        preemptions += outcome.num_preemptions
-        if outcome.difference is not None:
-            different += 1
-            print(outcome.report() + "\n", flush=True)
+    cases = _cases(args)
+    with VllmSide(python, args.scheduler_cls) as side:
+        for outcome in run_cases(cases, side, args.keep):
+            ends[outcome.status] += 1
+            steps += outcome.num_steps
+            preemptions += outcome.num_preemptions
+            if outcome.difference is not None:
+                different += 1
+                print(outcome.report() + "\n", flush=True)
     print(
         f"{sum(ends.values())} cases, {steps:,} steps, {preemptions:,} preemptions, {different} with a difference; "
         f"vLLM's ends: {dict(ends)}; {time.perf_counter() - started:.0f} s"

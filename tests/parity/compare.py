@@ -124,18 +124,15 @@ def _rows(mine: Any, his: Any) -> list[str]:
     """Both sides beside each other, one entry a row, those that differ marked; long ones cut."""
     if isinstance(mine, dict):
         keys = list(dict.fromkeys((*his, *mine)))
-        pairs = [(_cell(k, mine), _cell(k, his)) for k in keys]
+        pairs = [(_blocks_cell(k, mine), _blocks_cell(k, his)) for k in keys]
     elif isinstance(mine, list):
-        pairs = [
-            ("-" if a is None else json.dumps(a), "-" if b is None else json.dumps(b))
-            for a, b in zip_longest(mine, his)
-        ]
+        pairs = [(_cell(a), _cell(b)) for a, b in zip_longest(mine, his)]
     else:
-        pairs = [(json.dumps(mine), json.dumps(his))]
+        pairs = [(_cell(mine), _cell(his))]
     first = next((i for i, (a, b) in enumerate(pairs) if a != b), 0)
     start = max(0, first - 3)
     shown = pairs[start : start + _MOST_ROWS]
-    width = max(4, *(len(a) for a, _ in shown)) if shown else 4
+    width = max(4, *(len(a) for a, _ in shown))
     lines = [f"      {'ours':<{width}}   vllm"]
     if start:
         lines.append(f"      ({start} the same before)")
@@ -146,5 +143,19 @@ def _rows(mine: Any, his: Any) -> list[str]:
     return lines
 
 
-def _cell(key: str, side: dict[str, Any]) -> str:
-    return f"{key}: {json.dumps(side[key])}" if key in side else "-"
+def _cell(value: Any) -> str:
+    """One entry; "-" where that side has none."""
+    return "-" if value is None else json.dumps(value)
+
+
+def _blocks_cell(key: str, side: dict[str, list[int]]) -> str:
+    """A request's blocks, neighbouring ids drawn together: r1: 4-9 2."""
+    if key not in side:
+        return "-"
+    runs: list[list[int]] = []
+    for block in side[key]:
+        if runs and block == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], block]
+        else:
+            runs.append([block])
+    return f"{key}: " + " ".join("-".join(map(str, run)) for run in runs)

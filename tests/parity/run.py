@@ -60,25 +60,35 @@ class Outcome:
 
 
 class VllmSide:
-    """vLLM's interpreter, which answers cases one after the other."""
+    """vLLM's interpreter, which answers cases one after the other; a context manager."""
 
-    def __init__(self, python: Path, folder: Path, scheduler_cls: str | None = None) -> None:
-        self._folder = folder
-        self._errors = (folder / "vllm.log").open("w+", encoding="utf-8")
+    def __init__(self, python: Path, scheduler_cls: str | None = None) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="kv-replay-parity-")
+        self.folder = Path(self._scratch.name)
+        self._errors = (self.folder / "vllm.log").open("w+", encoding="utf-8")
         command = [str(python), "-m", "tests.parity.vllm_side", "run"]
         if scheduler_cls:
             command += ["--scheduler-cls", scheduler_cls]
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ
-            | {"PYTHONHASHSEED": "0"},  # its CPU pools iterate over sets of hashes
+            env=os.environ | {"PYTHONHASHSEED": "0"},  # its hashes start from it
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,
             text=True,
         )
-        self.versions = self._answer()
+
+    def __enter__(self) -> VllmSide:
+        try:
+            self.versions = self._answer()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def answers(self, cases: Sequence[Case]) -> Iterator[dict[str, Any]]:
         """The totals of each case, in order, while later ones are under way."""
@@ -90,7 +100,7 @@ class VllmSide:
 
     def steps(self, number: int) -> Path:
         """Where the records of the case at that place are."""
-        return self._folder / f"vllm-{number}.jsonl"
+        return self.folder / f"vllm-{number}.jsonl"
 
     def _feed(self, cases: Sequence[Case]) -> None:
         assert self._process.stdin is not None
@@ -119,7 +129,7 @@ class VllmSide:
         return answer
 
     def close(self) -> None:
-        """End the process."""
+        """End the process and remove what it wrote."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.kill()  # it holds nothing that has to be written
@@ -127,6 +137,7 @@ class VllmSide:
         self._process.stdin.close()
         self._process.stdout.close()
         self._errors.close()
+        self._scratch.cleanup()
 
 
 def run_ours(case: Case, folder: Path) -> tuple[str, Path]:
@@ -145,25 +156,19 @@ def run_ours(case: Case, folder: Path) -> tuple[str, Path]:
 
 
 def run_cases(
-    cases: Iterable[Case],
-    *,
-    python: Path,
-    keep: Path | None = None,
-    scheduler_cls: str | None = None,
+    cases: Iterable[Case], side: VllmSide, keep: Path | None = None
 ) -> Iterator[Outcome]:
-    """Each case's outcome, in order. keep: a folder that is left with every case's files."""
+    """Each case's outcome, in order. keep: a folder that is left with every case's files.
+
+    Whoever stops early leaves answers behind: use the side for nothing else then.
+    """
     cases = list(cases)
-    with tempfile.TemporaryDirectory(prefix="kv-replay-parity-") as scratch:
-        side = VllmSide(python, Path(scratch), scheduler_cls)
-        try:
-            for number, answer in enumerate(side.answers(cases)):
-                case = cases[number]
-                folder = keep or Path(scratch) / "ours"
-                if keep and len(cases) > 1:
-                    folder = keep / case.name.replace(" ", "-")
-                yield _outcome(case, answer, side.steps(number), folder, bool(keep))
-        finally:
-            side.close()
+    for number, answer in enumerate(side.answers(cases)):
+        case = cases[number]
+        folder = keep or side.folder / "ours"
+        if keep and len(cases) > 1:
+            folder = keep / case.name.replace(" ", "-")
+        yield _outcome(case, answer, side.steps(number), folder, bool(keep))
 
 
 def _outcome(

@@ -12,19 +12,16 @@ takes after the last request, only to tell its workers who ended, is left out.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any, NamedTuple
 
 from tests.parity.vllm_side.offload import make_worker
 from tests.parity.vllm_side.requests import aborts, arrivals, make_request, sampled_token
 from tests.parity.vllm_side.settings import Settings, block_hasher, make_scheduler
+from tests.parity.vllm_side.watch import Watch
 
-_hash_of = attrgetter("_block_hash")
-_holders_of = attrgetter("ref_cnt")
 _PATIENCE = 4  # steps without any progress before an engine counts as stuck
 
 
@@ -43,71 +40,6 @@ class Totals:
     status: str = "completed"
     num_steps: int = 0
     num_preemptions: int = 0
-
-
-class Watch:
-    """Looks at vLLM's scheduler: its queues, its pool, and each preemption as it happens."""
-
-    def __init__(self, scheduler: Any) -> None:
-        self._scheduler = scheduler
-        self._pool = scheduler.kv_cache_manager.block_pool
-        self._preempt = scheduler._preempt_request
-        self.preempted: list[list[Any]] = []
-        scheduler._preempt_request = self._noted_preemption
-
-    def _noted_preemption(self, request: Any, timestamp: float) -> None:
-        held = self._scheduler.kv_cache_manager.get_blocks(request.request_id).blocks[0]
-        self.preempted.append([request.request_id, request.num_computed_tokens, len(held)])
-        self._preempt(request, timestamp)
-
-    def blocks(self) -> list[int]:
-        """Used, free, and of each how many hold cached tokens."""
-        pool = self._pool
-        free = pool.get_num_free_blocks()
-        hashes = list(map(_hash_of, pool.blocks))
-        used_hashes = list(itertools.compress(hashes, map(_holders_of, pool.blocks)))
-        cached = len(hashes) - hashes.count(None)
-        cached_used = len(used_hashes) - used_hashes.count(None)
-        return [pool.num_gpu_blocks - 1 - free, free, cached_used, cached - cached_used]
-
-    def decided(self, step: int, running_before: set[str], output: Any) -> dict[str, Any]:
-        """The record of the schedule() call that just returned `output`."""
-        scheduler = self._scheduler
-        tokens = output.num_scheduled_tokens
-        known = scheduler.requests
-        admitted = [
-            [
-                r.request_id,
-                "resumed" if r.num_preemptions else "new",
-                r.num_computed_tokens - tokens[r.request_id],
-                tokens[r.request_id],
-            ]
-            for r in scheduler.running
-            if r.request_id not in running_before
-        ]
-        victims, self.preempted = self.preempted, []
-        return {
-            "step": step,
-            "running": [r.request_id for r in scheduler.running],
-            "waiting": [r.request_id for r in scheduler.waiting],
-            "deferred": [r.request_id for r in scheduler.skipped_waiting],
-            "scheduled": [[i, n, known[i].num_computed_tokens - n] for i, n in tokens.items()],
-            "admitted": admitted,
-            "preempted": victims,
-            "new_blocks": _new_blocks(output),
-            "blocks": self.blocks(),
-            "finished": [],
-        }
-
-
-def _new_blocks(output: Any) -> dict[str, list[int]]:
-    """Request -> blocks it got in this step; its whole table where it was admitted."""
-    new = {d.req_id: list(d.block_ids[0]) for d in output.scheduled_new_reqs}
-    cached = output.scheduled_cached_reqs
-    for request_id, ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-        if ids is not None:
-            new[request_id] = list(ids[0])
-    return new
 
 
 class Clock:
