@@ -100,15 +100,16 @@ def open_workload(
     window_s: tuple[float, float | None] | None = None,
     stagger_s: float = 20.0,
 ) -> Workload:
-    """The Workload of a trace file, of several of one format joined on their own clocks, or of a
-    bundled sample ("sample:NAME").
+    """The Workload of a trace file, of several of one format joined on their own clocks, of the folder
+    of telemetry that tells of requests, or of a bundled sample ("sample:NAME").
 
     mapping: role -> column, for tables whose columns cannot be guessed (roles: see
     `formats.columns.KINDS`); time_unit: "s", "ms", "us", "ns" instead of the guess; name: what the
     user called the file; window_s: keep only arrivals in [start, end) after the first; stagger_s:
     seconds between the starts of sessions that have no absolute time (Weka).
 
-    Raises: WorkloadError (damaged, absurd), NotAWorkloadError (understood, but no request trace).
+    Raises: WorkloadError (damaged, absurd), NotAWorkloadError (understood, but no request trace),
+    RecordingError (a folder of recordings of which none can be read).
     """
     options = _options(mapping, time_unit, stagger_s)
     if isinstance(paths, str) and paths.startswith(SAMPLE_PREFIX):
@@ -116,6 +117,8 @@ def open_workload(
 
         return load(paths.removeprefix(SAMPLE_PREFIX))
     if isinstance(paths, str | Path):
+        if is_folder(Path(paths)):
+            return _workload_of_folder(paths, name, window_s)
         source = inspect(paths, name)
         return to_workload(read_raw(source, options), source.name, window_s)
     if not paths:
@@ -127,6 +130,38 @@ def open_workload(
         return to_workload(read_raw(sources[0], options), name or sources[0].name, window_s)
     raw = join([read_raw(s, options) for s in sources], [s.name for s in sources], stagger_s)
     return to_workload(raw, name or f"{sources[0].name} and {len(sources) - 1} more", window_s)
+
+
+def _workload_of_folder(
+    path: PathLike, name: str | None, window_s: tuple[float, float | None] | None
+) -> Workload:
+    """The Workload of telemetry that was recorded; any other folder is refused by what it holds."""
+    found, kind = what_is(path)
+    if kind == TELEMETRY:
+        from traces.telemetry_workload import open_telemetry_workload
+
+        return open_telemetry_workload(found, name, window_s)
+    if kind == FLEET and any(Path(path).iterdir()):
+        from traces.fleet import open_fleet
+
+        fleet = open_fleet(found, name)
+        raise NotAWorkloadError(
+            fleet.label,
+            "",
+            f"the folder holds {len(fleet.members)} recordings, not a request trace",
+            fleet.how_to_choose(),
+        )
+    label = name or Path(path).resolve().name
+    if kind == RECORDING:
+        raise NotAWorkloadError(
+            label,
+            "",
+            "it is a recording, not a request trace",
+            "Open it as what it is, or give the trace it was made from.",
+        )
+    raise WorkloadError(
+        label, "", "it is a folder, not a file", "Give the trace file inside it."
+    )
 
 
 def guess_columns(
