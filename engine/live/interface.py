@@ -53,6 +53,7 @@ _METHODS: dict[str, dict[str, tuple[str, ...]]] = {
         "_free_request": ("request",),
         "add_request": ("request",),
         "finish_requests": ("request_ids", "finished_status"),
+        "get_request_counts": (),
         "shutdown": (),
     },
     "kv_cache_manager": {"get_computed_blocks": ("request",), "get_blocks": ("request_id",)},
@@ -128,8 +129,11 @@ def _blind_spots(vllm: Interface) -> Iterable[str]:
         yield "steps.cached_free_blocks"
     if not names_cause(vllm):
         yield "events.cause_request_id"
-    if "deferred_frees" not in _names_used(vllm.scheduler):
+    names = _names_used(vllm.scheduler)
+    if "deferred_frees" not in names:
         yield "steps.fenced_blocks"
+    if not names & {"skipped_waiting", "deferred_waiting"}:
+        yield "steps.num_swapped"
 
 
 def _method_faults(kind: type, method: str, parameters: tuple[str, ...]) -> list[str]:

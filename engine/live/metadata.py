@@ -157,12 +157,16 @@ def _model(config: Any) -> dict[str, Any]:
 
 
 def _block_bytes(config: Any, kv_cache_config: Any) -> int | None:
-    """KV bytes of a block over all GPUs of the rank, from the sizes of the cache's tensors."""
-    tensors = getattr(kv_cache_config, "kv_cache_tensors", None) or ()
-    if not tensors or not kv_cache_config.num_blocks:
-        return None
-    one = sum(int(t.size) for t in tensors) // int(kv_cache_config.num_blocks)
-    return one * int(config.parallel_config.tensor_parallel_size)
+    """KV bytes of a block over all GPUs of the rank: of the group with most, for groups of layers
+    share the pool, and a block belongs to one of them at a time."""
+
+    def of_group(group: Any) -> int:
+        spec = group.kv_cache_spec
+        together = hasattr(spec, "kv_cache_specs")  # its pages are those of all its layers
+        return int(spec.page_size_bytes) * (1 if together else len(group.layer_names))
+
+    sizes = [of_group(g) for g in kv_cache_config.kv_cache_groups]
+    return max(sizes) * int(config.parallel_config.tensor_parallel_size) if sizes else None
 
 
 def _host_blocks(config: Any, kv_cache_config: Any) -> int | None:

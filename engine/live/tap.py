@@ -211,7 +211,7 @@ class Tap:
             fenced = sum(len(blocks) for _, blocks in getattr(scheduler, "deferred_frees", ()))
         counts = (
             len(scheduler.running),
-            len(scheduler.waiting) + len(getattr(scheduler, "skipped_waiting", ())) - loading,
+            scheduler.get_request_counts()[1] - loading,
             loading,
             admitted,
             resumed,
@@ -288,7 +288,7 @@ class Tap:
     def _loads(self, scheduler: Any, step: int, t_s: float) -> int:
         """Requests whose KV is on its way from a connector; notes those that began in this step."""
         loading = 0
-        for request in scheduler.skipped_waiting:
+        for request in _set_aside(scheduler):
             if request.status.name != "WAITING_FOR_REMOTE_KVS":
                 continue
             loading += 1
@@ -457,6 +457,12 @@ class Tap:
         count = len(self.lives)
         self.lives.clear()
         return count
+
+
+def _set_aside(scheduler: Any) -> Any:
+    """Waiting requests that cannot run yet; newer vLLMs have them in deferred_waiting."""
+    aside = getattr(scheduler, "deferred_waiting", None)
+    return getattr(scheduler, "skipped_waiting", ()) if aside is None else aside
 
 
 def _ended_as(vllm_status: str) -> int:
