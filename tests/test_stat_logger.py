@@ -376,6 +376,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Answers, str]:
         },
         {**base, "name": "ranks", "engines": [0, 1]},
         {**base, "name": "idle", "out": ""},
+        {**base, "name": "recorded", "scheduler_cls": "engine.live.vllm.RecordingScheduler"},
         {**base, "name": "wrong-setting", "environ": {"KV_REPLAY_PART_STEPS": "many"}},
         {**base, "name": "no-folder", "out": str(root / "in-the-way" / "below")},
         {**base, "name": "other-stats", "break": "stats"},
@@ -486,14 +487,15 @@ def test_two_ranks_lie_beside_each_other_as_a_fleet(runs: tuple[Path, Answers, s
     assert fleet.telemetry[0].open_telemetry().samples["num_running"].max() == 6
 
 
-def test_a_plugin_that_is_only_installed_writes_nothing(
-    runs: tuple[Path, Answers, str],
+@pytest.mark.parametrize("name", ["idle", "recorded"])
+def test_a_plugin_that_was_not_asked_or_is_not_needed_writes_nothing(
+    runs: tuple[Path, Answers, str], name: str
 ) -> None:
     root, answers, _ = runs
 
-    assert answers["idle"]["error"] is None
-    assert answers["idle"]["status"] == "completed"
-    assert not (root / "idle").exists()
+    assert answers[name]["error"] is None
+    assert answers[name]["status"] == "completed"
+    assert not (root / name).exists()
     assert not (ROOT / "kv-replay").exists()
 
 

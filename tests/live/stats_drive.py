@@ -3,7 +3,8 @@
 It loads stat loggers as vLLM does, through its entry points, and gives them what vLLM's front end
 would: the scheduler's statistics of each step, and iteration statistics that vLLM's own output
 processor makes of its outputs. A case a line: name, settings, rows, `out` (empty: no directory is
-named) and optionally `environ`, `break` (what goes wrong). An answer a line, with the truth of each
+named) and optionally `environ`, `engines`, `scheduler_cls` (as the flag says), `break` (what goes
+wrong). An answer a line, with the truth of each
 step: what the scheduler's queues and pool were when the statistics were made.
 """
 
@@ -119,6 +120,8 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
         del os.environ["KV_REPLAY_OUT"]
     plugins = load_stat_logger_plugin_factories()
     runner = Case(settings_from(case["settings"]), case["rows"])
+    if "scheduler_cls" in case:
+        runner.scheduler.vllm_config.scheduler_config.scheduler_cls = case["scheduler_cls"]
     front = FrontEnd(runner.scheduler, plugins, case.get("engines", [0]))
     loggers = [
         logger
