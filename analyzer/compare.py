@@ -6,15 +6,16 @@ are laid on one axis is in `align.py`, the sentence about the outcome in `verdic
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
 
-from analyzer.condition import SWAP_ONLY
+from analyzer.condition import copies_beside_computing, idle_settings
 from analyzer.latency import REQUEST_METRICS, request_latency
 from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals, paired_sum_interval
-from analyzer.summary import summarize
+from analyzer.summary import missing_figures, summarize
 from analyzer.verdict import Verdict, give_verdict
 from traces.errors import CompareError
 from traces.recording import Recording
@@ -44,7 +45,8 @@ VERDICTS = ("better", "worse", "no difference")
 class Comparison:
     """What `compare` found; B is judged against A.
 
-    a, b: figures as from `summarize`; delta: B - A under the same keys, None where either is None.
+    a, b: figures as from `summarize`; missing: side -> figures that its executor did not record, None
+    in a or b; delta: B - A under the same keys, None where either is None.
     table: one row a figure: metric ("ttft_s p99"), a, b, delta, delta_frac (of A), low, high (95 %
     interval of delta, null where there is none), verdict (of VERDICTS, null for figures that are
     neither good nor bad). preempted: as from `preempted_requests`. notes: sentences for the user.
@@ -57,6 +59,7 @@ class Comparison:
     preempted: pl.DataFrame
     verdict: Verdict
     notes: tuple[str, ...]
+    missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 def compare(a: Recording, b: Recording, *, seed: int = 0, anyway: bool = False) -> Comparison:
@@ -89,7 +92,16 @@ def compare_all(
         verdict = give_verdict(a, b, figures_a, figures_b, table)
         preempted = preempted_requests(a.requests, b.requests)
         found.append(
-            Comparison(figures_a, figures_b, delta, table, preempted, verdict, tuple(notes))
+            Comparison(
+                figures_a,
+                figures_b,
+                delta,
+                table,
+                preempted,
+                verdict,
+                tuple(notes),
+                {"A": missing_figures(a.meta), "B": missing_figures(b.meta)},
+            )
         )
     return tuple(found)
 
@@ -144,15 +156,11 @@ def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
 
 
 def _differences(a: Recording, b: Recording) -> list[str]:
-    """Notes on incomplete runs and on settings that differ, those of copies only if both copy."""
+    """Notes on incomplete runs and on settings that differ, those that do something in both."""
     notes = [f"{side}: {note}" for side, rec in (("A", a), ("B", b)) for note in rec.notes]
     left, right = a.meta.settings, b.meta.settings
-    both_swap = a.meta.preemption_mode == b.meta.preemption_mode == "swap"
-    keys = [
-        k
-        for k in sorted({*left, *right})
-        if left.get(k) != right.get(k) and (both_swap or k not in SWAP_ONLY)
-    ]
+    idle = idle_settings(a.meta, b.meta)
+    keys = [k for k in sorted({*left, *right}) if left.get(k) != right.get(k) and k not in idle]
     for name in ("model", "device", "executor"):
         if name not in keys and a.meta.get(name) != b.meta.get(name):
             notes.append(f"A and B differ in {name}.")
@@ -204,10 +212,7 @@ def _count_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int) -> dict[str, I
 
 def _unlike_costs(a: Recording, b: Recording) -> tuple[str, ...]:
     """Figures that are not one thing in both: link time beside the computing is no engine time."""
-    side_by_side = any(
-        rec.meta.preemption_mode == "swap" and rec.meta.settings.get("copy_mode") == "async"
-        for rec in (a, b)
-    )
+    side_by_side = any(copies_beside_computing(rec.meta) for rec in (a, b))
     return ("preemption_cost_s",) if side_by_side else ()
 
 

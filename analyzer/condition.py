@@ -38,8 +38,11 @@ _SAID = {
     "cost_overrides": "changed cost parameters",
 }
 _USUAL_VICTIM = {"fcfs": "last", "priority": "priority"}  # by policy, as in vLLM
-# settings without effect on a run that recomputes
-SWAP_ONLY = ("copy_mode", "copy_path", "host_gib", "num_host_blocks")
+_COPYING = ("swap", "offload", "cheapest")  # modes that move KV to the host
+# settings without effect on a run in another mode
+_COPIES = ("copy_path", "host_gib", "num_host_blocks")
+_SWAPS = ("copy_mode",)  # a host cache is always copied beside the computing
+_OFFLOADS = ("offload_connector", "offload_prompt_only", "lazy_offload")
 _IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")
 MOST_NAMED = 3
 
@@ -64,7 +67,7 @@ def describe_condition(
     if a.clock == "step":
         return ", ".join([*parts, "in steps"])
     text = ", ".join(parts)
-    copying = [m for m in (a, b) if m.preemption_mode not in (None, "recompute")]
+    copying = [m for m in (a, b) if m.preemption_mode in _COPYING]
     return f"{text}{_copies(copying)}" if copies and copying else text
 
 
@@ -102,10 +105,34 @@ def _victim(settings: Mapping[str, Any]) -> Any:
     return settings.get("victim") or _USUAL_VICTIM.get(str(settings.get("policy") or "fcfs"))
 
 
+def idle_settings(a: Meta, b: Meta) -> frozenset[str]:
+    """Settings that do nothing in one of the runs, in its preemption mode, and so tell nothing apart."""
+    modes = (a.preemption_mode, b.preemption_mode)
+    idle: set[str] = set()
+    for names, used_by in (
+        (_COPIES, _COPYING),
+        (_SWAPS, ("swap", "cheapest")),
+        (_OFFLOADS, ("offload",)),
+    ):
+        if any(mode not in used_by for mode in modes):
+            idle |= set(names)
+    return frozenset(idle)
+
+
+def copies_beside_computing(meta: Meta) -> bool:
+    """Whether a run's copies to and from the host hold up nobody by themselves."""
+    mode = meta.preemption_mode
+    if mode == "offload":
+        return True
+    return mode in ("swap", "cheapest") and meta.settings.get("copy_mode") == "async"
+
+
 def _copies(copying: list[Meta]) -> str:
-    shared = [
-        _shared([m.settings.get(key) for m in copying]) for key in ("copy_mode", "copy_path")
-    ]
+    waited = [m for m in copying if m.preemption_mode != "offload"]
+    shared = (
+        _shared([m.settings.get("copy_mode") for m in waited]) if waited else None,
+        _shared([m.settings.get("copy_path") for m in copying]),
+    )
     said = " ".join(str(w) for w in shared if w)
     link = _shared([_link_bytes_per_s(m) for m in copying])
     text = f" and {said} copies" if said else ""
@@ -126,14 +153,13 @@ def side_names(a: Recording, b: Recording) -> tuple[str, str]:
     """What to call the sides: by preemption mode and other settings that differ (MOST_NAMED at
     most), or by label where nothing does.
 
-    Left out: what the condition says, and of a pair with one swapping side how that side copies.
+    Left out: what the condition says, and what does nothing in one of the modes (`idle_settings`).
     """
     left, right = a.meta.settings, b.meta.settings
     modes = (a.meta.preemption_mode, b.meta.preemption_mode)
     by_mode = None not in modes and modes[0] != modes[1]
     hidden = {"preemption_mode", *_IN_CONDITION} if by_mode else {"model", "device"}
-    if modes != ("swap", "swap"):
-        hidden |= set(SWAP_ONLY)
+    hidden |= idle_settings(a.meta, b.meta)
     keys = [
         k for k in sorted({*left, *right}) if left.get(k) != right.get(k) and k not in hidden
     ]

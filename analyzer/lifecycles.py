@@ -5,6 +5,8 @@ It knows the order of `events` and three times of `requests`; it does not know c
 
 from __future__ import annotations
 
+from typing import Any
+
 import polars as pl
 
 STATES = ("queued", "prefill", "decode", "preempted", "swapped")
@@ -17,8 +19,9 @@ def away_intervals(events: pl.DataFrame) -> pl.DataFrame:
     """One row a preemption, in event order: when the victim went and when it ran again.
 
     Columns: request_id, nth (1 for its first), preempt_step, preempt_s, mode_used, tokens (lost or
-    moved), resume_step, resume_s, restored_tokens (found in the prefix cache on resumption); the
-    last three are null where it never ran again.
+    moved), resume_step, resume_s, found_tokens (in the GPU's prefix cache on resumption),
+    restored_tokens (loaded from the host cache before it); the last four are null where it never
+    ran again.
     """
     marked = events.with_columns(kind=_KIND).filter(pl.col("kind").is_in(["preempt", "resume"]))
     marked = marked.with_columns(nth=pl.int_range(1, pl.len() + 1).over("request_id", "kind"))
@@ -26,18 +29,55 @@ def away_intervals(events: pl.DataFrame) -> pl.DataFrame:
         "request_id", "nth", "mode_used", "tokens", preempt_step="step", preempt_s="t_s"
     )
     back = marked.filter(pl.col("kind") == "resume").select(
-        "request_id", "nth", resume_step="step", resume_s="t_s", restored_tokens="tokens"
+        "request_id", "nth", resume_step="step", resume_s="t_s", found_tokens="tokens"
     )
-    order = ["request_id", "nth", "preempt_step", "preempt_s", "mode_used", "tokens"]
-    joined = gone.join(back, on=["request_id", "nth"], how="left", maintain_order="left")
-    return joined.select(*order, "resume_step", "resume_s", "restored_tokens")
+    loaded = (
+        copies(events, "load")
+        .group_by("request_id", "nth")
+        .agg(restored_tokens=pl.col("tokens").sum())
+    )
+    key: dict[str, Any] = {
+        "on": ["request_id", "nth"], "how": "left", "maintain_order": "left",
+    }  # fmt: skip
+    restored = pl.when(pl.col("resume_step").is_not_null()).then(
+        pl.col("restored_tokens").fill_null(0)
+    )
+    return (
+        gone.join(back, **key)
+        .join(loaded, **key)
+        .select(
+            "request_id",
+            "nth",
+            "preempt_step",
+            "preempt_s",
+            "mode_used",
+            "tokens",
+            "resume_step",
+            "resume_s",
+            "found_tokens",
+            restored_tokens=restored,
+        )
+    )
+
+
+def copies(events: pl.DataFrame, *kinds: str) -> pl.DataFrame:
+    """The events of these kinds of copies, each with the nth preemption of its request; those before
+    a first preemption are left out."""
+    return (
+        events.with_columns(kind=_KIND)
+        .filter(pl.col("kind").is_in(["preempt", *kinds]))
+        .with_columns(
+            nth=(pl.col("kind") == "preempt").cum_sum().over("request_id").cast(pl.Int64)
+        )
+        .filter((pl.col("kind") != "preempt") & (pl.col("nth") > 0))
+    )
 
 
 def lifecycles(events: pl.DataFrame, requests: pl.DataFrame, end_s: float) -> pl.DataFrame:
     """Intervals without gaps per request: request_id, state, start_s, end_s, is_open.
 
     States: queued until first admitted; prefill until the first output token and decode after it;
-    preempted (KV dropped) or swapped (KV in host memory, or on its way back) until resumed. Time
+    preempted (KV dropped on the GPU) or swapped (KV in host memory, or on its way back) until resumed. Time
     spent computing lost KV again after a resumption counts as the state that it serves.
     end_s: end of the run, which closes what is still open (is_open is then true). Rows are ordered
     by request (first event first) and time; intervals of no length are left out.

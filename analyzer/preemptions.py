@@ -3,15 +3,18 @@
 It knows `events` and `steps`. The four costs are kept apart, since they answer different questions:
 
 - **direct cost** (`direct_cost_s`): what the mode used did cost alone, others left out. Recompute:
-  the estimate for all lost tokens (made when they were lost) times the share of them that really
-  was computed again. Swap: time on the link of the copies that were made, out and back, by
-  their own events; null where those tell no time. A blocking copy stops the engine for that time,
-  an asynchronous one runs beside it: `stalled_s` is what the engine stood still for.
-- **uncached cost** (`uncached_cost_s`): the recompute had nothing been found in the prefix cache;
-  null for swap. `other_mode_s` is what the other mode was estimated at: both copies; or the
-  recompute *without cache hits*, an upper bound.
+  what all lost tokens would take times the share of them that really was computed again. Swap:
+  time on the link of the copies that were made, out and back, by their own events; null where those
+  tell no time. Offload: time on the link of what was loaded from the host cache, and the recompute
+  of what was in neither cache; copies to the host are made as blocks fill, preempted or not, and are
+  not in it. A blocking copy stops the engine for its time, an asynchronous one runs beside it:
+  `stalled_s` is what the engine stood still for.
+- **uncached cost** (`uncached_cost_s`): the recompute had nothing been found in any cache; null for
+  swap.
+- **estimates** (`recompute_est_s`, `swap_est_s`): engine time that either way was expected to cost
+  when the victim was chosen; what mode cheapest compares (`choices`).
 - **wasted work** (`recomputed_tokens`): tokens whose KV had been computed, was lost, and was not
-  found in the prefix cache on resumption. 0 for swap.
+  found in the prefix cache nor restored from the host on resumption. 0 for swap.
 - **time away** (`away_s`): from the preemption until the victim ran again.
 - **induced delay** (`induced_s`): request-seconds by which *other* running requests were delayed.
   Recompute: of each step that computes the lost tokens again, the share of its duration (stalls
@@ -24,13 +27,16 @@ It knows `events` and `steps`. The four costs are kept apart, since they answer 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import polars as pl
 
-from analyzer.lifecycles import away_intervals
+from analyzer.lifecycles import away_intervals, copies
 
 _KIND = pl.col("kind").cast(pl.String)
 _SWAP = pl.col("mode_used").cast(pl.String) == "swap"
+_OFFLOAD = pl.col("mode_used").cast(pl.String) == "offload"
 COLUMNS = (
     "step",
     "t_s",
@@ -45,11 +51,13 @@ COLUMNS = (
     "free_blocks_before",
     "direct_cost_s",
     "uncached_cost_s",
-    "other_mode_s",
+    "recompute_est_s",
+    "swap_est_s",
     "resume_step",
     "resume_s",
     "away_s",
     "since_resume_s",
+    "found_tokens",
     "restored_tokens",
     "recomputed_tokens",
     "stalled_s",
@@ -67,12 +75,12 @@ def preemptions(
     tokens: computed tokens lost or moved; bytes: copied out; nth: 1 for a victim's first;
     stalled_s: of the step's stall, the share of its copies (0 for recompute);
     since_resume_s: time since it last came back (null for the first), short where it thrashes;
-    resume_*, away_s, restored_tokens, recomputed_tokens: null where it never ran again;
+    found_tokens: of them, those in the GPU's prefix cache on resumption; restored_tokens: loaded
+    from the host cache; resume_*, away_s and these, recomputed_tokens: null where it never ran again;
     cascade_id: preemptions no more than `cascade_steps` steps after the one before share one, from
     0; cascade_size: how many share it.
     """
     table = _costs(events).with_columns(
-        other_mode_s=pl.when(_SWAP).then("recompute_est_s").otherwise("swap_est_s"),
         away_s=pl.col("resume_s") - pl.col("t_s"),
         since_resume_s=pl.col("t_s") - pl.col("resume_s").shift(1).over("request_id"),
         cascade_id=(pl.col("step").diff().fill_null(0) > cascade_steps).cum_sum(),
@@ -95,7 +103,7 @@ def preemption_cost(events: pl.DataFrame) -> float | None:
 
 
 def _costs(events: pl.DataFrame) -> pl.DataFrame:
-    """The preempt events with nth, resume_*, restored_tokens, recomputed_tokens and direct costs.
+    """The preempt events with nth, resume_*, what was found, restored and recomputed, direct costs.
 
     The share of tokens scales the whole estimate. That is exact for linear layers, and an
     approximation for attention: each recomputed token attends to all tokens before it, so the
@@ -103,15 +111,29 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
     A victim that never came back has computed nothing again.
     """
     own = events.with_columns(kind=_KIND).filter(pl.col("kind") == "preempt")
-    away = away_intervals(events).select("nth", "resume_step", "resume_s", "restored_tokens")
+    away = away_intervals(events).select(
+        "nth", "resume_step", "resume_s", "found_tokens", "restored_tokens"
+    )
     copied = (
-        _copies(events)
+        copies(events, "swap_out", "swap_in", "load")
+        .join(
+            own.select("request_id", "mode_used", nth=away["nth"]),
+            on=["request_id", "nth"],
+            how="left",
+            suffix="_of_victim",
+        )
+        # what a block is copied out for as it fills belongs to no preemption
+        .filter(
+            (pl.col("kind") == "load")
+            | (pl.col("mode_used_of_victim").cast(pl.String) == "swap")
+        )
         .group_by("request_id", "nth")
         .agg(
             copied_s=pl.when(pl.col("cost_s").count() == pl.len()).then(pl.col("cost_s").sum())
         )
     )
-    again = (pl.col("tokens") - pl.col("restored_tokens")).clip(lower_bound=0)
+    kept = pl.col("found_tokens") + pl.col("restored_tokens")
+    again = (pl.col("tokens") - kept).clip(lower_bound=0)
     table = (
         pl.concat([own, away], how="horizontal")
         .join(copied, on=["request_id", "nth"], how="left", maintain_order="left")
@@ -126,18 +148,49 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
         pl.col("recomputed_tokens").fill_null(0) / pl.col("tokens")
     )
     recompute_s = pl.col("uncached_cost_s") * share.fill_null(0.0)
+    loaded_s = pl.when(pl.col("restored_tokens") > 0).then("copied_s").otherwise(0.0)
     return table.with_columns(
-        direct_cost_s=pl.when(_SWAP).then("copied_s").otherwise(recompute_s)
+        direct_cost_s=pl.when(_SWAP)
+        .then("copied_s")
+        .when(_OFFLOAD)
+        .then(recompute_s + loaded_s)
+        .otherwise(recompute_s)
     )
 
 
-def _copies(events: pl.DataFrame) -> pl.DataFrame:
-    """The swap_out and swap_in events, each with the nth preemption of its request."""
-    return (
-        events.with_columns(kind=_KIND)
-        .filter(pl.col("kind").is_in(["preempt", "swap_out", "swap_in"]))
-        .with_columns(nth=(pl.col("kind") == "preempt").cum_sum().over("request_id"))
-        .filter(pl.col("kind") != "preempt")
+@dataclass(frozen=True)
+class Choices:
+    """What mode cheapest chose. num_swapped, num_recomputed: victims by the way used; num_host_full:
+    of the recomputed, those whose swap was estimated cheaper, so that the host had no room;
+    used_est_s, other_est_s: estimates of the ways used and of the others, summed; None where one
+    is not known.
+    """
+
+    num_swapped: int
+    num_recomputed: int
+    num_host_full: int
+    used_est_s: float | None
+    other_est_s: float | None
+
+
+def choices(events: pl.DataFrame) -> Choices | None:
+    """What mode cheapest chose in a run; None where no victim was asked to be preempted by it."""
+    asked = events.filter(
+        (_KIND == "preempt") & (pl.col("mode_asked").cast(pl.String) == "cheapest")
+    )
+    if asked.is_empty():
+        return None
+    recompute_s, swap_s = pl.col("recompute_est_s"), pl.col("swap_est_s")
+    row = asked.select(
+        swapped=_SWAP.sum(),
+        full=(~_SWAP & (swap_s < recompute_s)).sum(),
+        known=(recompute_s.is_not_null() & swap_s.is_not_null()).all(),
+        used=pl.when(_SWAP).then(swap_s).otherwise(recompute_s).sum(),
+        other=pl.when(_SWAP).then(recompute_s).otherwise(swap_s).sum(),
+    ).row(0, named=True)
+    sums = (row["used"], row["other"]) if row["known"] else (None, None)
+    return Choices(
+        int(row["swapped"]), asked.height - int(row["swapped"]), int(row["full"]), *sums
     )
 
 
@@ -189,7 +242,7 @@ def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) 
     )
     stalled = pl.col("bytes") * pl.col("per_byte")
     delays = (
-        _copies(events)
+        copies(events, "swap_out", "swap_in")
         .join(per_step, on="step", how="left")
         .group_by("request_id", "nth")
         .agg(
@@ -198,9 +251,9 @@ def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) 
         )
     )
     return (
-        table.select("request_id", "nth")
+        table.select("request_id", "nth", "mode_used")
         .join(delays, on=["request_id", "nth"], how="left", maintain_order="left")
-        .select(pl.col("stalled_s", "induced_s").fill_null(0.0))
+        .select(pl.when(_SWAP).then(pl.col("stalled_s", "induced_s")).fill_null(0.0))
     )
 
 

@@ -13,13 +13,14 @@ from analyzer.latency import latency_summary, request_latency
 from analyzer.occupancy import occupancy_summary
 from analyzer.preemptions import preemption_cost
 from analyzer.token_gaps import token_gaps
-from traces.recording import Recording
+from traces.recording import Meta, Recording
 
 STEP_SUMS = (
     "prefill_tokens",
     "decode_tokens",
     "recomputed_tokens",
     "cached_tokens",
+    "restored_tokens",
     "swap_out_bytes",
     "swap_in_bytes",
     "stall_s",
@@ -27,12 +28,28 @@ STEP_SUMS = (
 )
 
 
+# Figures that would read as 0 where their columns were not recorded.
+_RESTS_ON = {
+    "num_preemptions": ("steps.num_preempted",),
+    "num_preempted_requests": ("requests.num_preemptions",),
+    "preemption_cost_s": ("events.cost_s",),
+    "recomputed_tokens": ("steps.recomputed_tokens",),
+    "recomputed_frac": ("steps.recomputed_tokens",),
+    "prefix_cached_tokens": ("steps.cached_tokens",),
+    "restored_tokens": ("steps.restored_tokens",),
+    "swap_out_bytes": ("steps.swap_out_bytes",),
+    "swap_in_bytes": ("steps.swap_in_bytes",),
+    "stall_s": ("steps.stall_s",),
+}
+
+
 def summarize(recording: Recording) -> dict[str, Any]:
     """Counts, sums, shares and latencies of a run; a figure that nothing supports is None.
 
     duration_s runs from the start of the run to the end of its last step. recomputed_frac is the
     share of all computed tokens (prefill, decode and recomputed) that had been computed before.
-    preemption_cost_s: as from `preemption_cost`. Latencies are over finished requests, linear percentiles.
+    preemption_cost_s: as from `preemption_cost`. restored_tokens: from the host cache, of all requests.
+    A figure that rests on a column which was not recorded is None (`missing_figures`). Latencies are over finished requests, linear percentiles.
     """
     steps = recording.scan("steps")
     end_s = (pl.col("t_start_s") + pl.col("duration_s")).max()
@@ -54,7 +71,7 @@ def summarize(recording: Recording) -> dict[str, Any]:
         recording.events,
         steps.select("step", "t_start_s", "duration_s", "decode_tokens").collect(),
     )
-    return {
+    figures = {
         "num_requests": requests.height,
         "num_finished": int((status == "finished").sum()),
         "num_refused": int((status == "refused").sum()),
@@ -66,6 +83,7 @@ def summarize(recording: Recording) -> dict[str, Any]:
         "recomputed_tokens": row["recomputed_tokens"],
         "recomputed_frac": row["recomputed_tokens"] / computed if computed else None,
         "prefix_cached_tokens": row["cached_tokens"],
+        "restored_tokens": row["restored_tokens"],
         "swap_out_bytes": row["swap_out_bytes"],
         "swap_in_bytes": row["swap_in_bytes"],
         "stall_s": row["stall_s"],
@@ -77,3 +95,10 @@ def summarize(recording: Recording) -> dict[str, Any]:
         **latency_summary(request_latency(requests)),
         "itl_s": gaps.summary(),
     }
+    return figures | dict.fromkeys(missing_figures(recording.meta))
+
+
+def missing_figures(meta: Meta) -> frozenset[str]:
+    """Figures of `summarize` that rest on columns which the run's executor could not see."""
+    unseen = meta.not_recorded
+    return frozenset(name for name, columns in _RESTS_ON.items() if unseen & set(columns))

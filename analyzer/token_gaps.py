@@ -118,9 +118,14 @@ def _pauses(
         back=pl.Series(np.searchsorted(step_ids, pauses["resume_step"].to_numpy())),
     ).filter((pl.col("away") > pl.col("first")) & (pl.col("back") <= pl.col("last")))
     lost = (
-        pl.when(pl.col("mode_used").cast(pl.String) == "recompute")
+        pl.when(pl.col("mode_used").cast(pl.String) != "swap")
         # at least a little, so that what is left divides where all was found in the cache
-        .then((pl.col("tokens") - pl.col("restored_tokens")).clip(lower_bound=0) + 1e-6)
+        .then(
+            (pl.col("tokens") - pl.col("found_tokens") - pl.col("restored_tokens")).clip(
+                lower_bound=0
+            )
+            + 1e-6
+        )
         .otherwise(0.0)
     )
     chunks = (

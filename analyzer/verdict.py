@@ -223,9 +223,9 @@ def _quiet(
     _, rec, fig = max(calm, key=lambda c: c[2]["peak_used_frac"])
     where = "in either run" if len(calm) == 2 else f"in {calm[0][0]}"
     peak = percent(fig["peak_used_frac"])
-    modes = {a.meta.preemption_mode, b.meta.preemption_mode}
-    idle = len(calm) == 2 and modes == {"recompute", "swap"}
-    moot = ": recompute and swap never come into play" if idle else ""
+    modes = (a.meta.preemption_mode, b.meta.preemption_mode)
+    idle = len(calm) == 2 and None not in modes and modes[0] != modes[1]
+    moot = f": {modes[0]} and {modes[1]} never come into play" if idle else ""
     return f"No preemption {where}; peak use {peak} of {rec.pool_blocks:,} blocks{moot}."
 
 

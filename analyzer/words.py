@@ -20,8 +20,9 @@ LABELS = {
     "recomputed_tokens": "Tokens recomputed",
     "recomputed_frac": "Recomputed, of all computed",
     "prefix_cached_tokens": "Tokens from the prefix cache",
-    "swap_out_bytes": "Swapped out",
-    "swap_in_bytes": "Swapped in",
+    "restored_tokens": "Tokens restored from the host",
+    "swap_out_bytes": "Copied out to the host",
+    "swap_in_bytes": "Copied in from the host",
     "stall_s": "Stalled for copies",
     "peak_used_frac": "Peak use of the pool",
     "full_steps_frac": "Steps at least 98 % full",
@@ -50,6 +51,9 @@ LABELS = {
     "e2e_s": "E2E",
     "queue_s": "Queueing",
 }
+
+
+NOT_RECORDED = "not recorded"
 
 
 def label(metric: str) -> str:

@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 LATENCIES = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "itl_s")
 KEYS = {
     "num_requests", "num_finished", "num_refused", "num_steps", "duration_s", "num_preemptions", "num_preempted_requests",
-    "preemption_cost_s",    "recomputed_tokens", "recomputed_frac", "prefix_cached_tokens", "swap_out_bytes", "swap_in_bytes", "stall_s",
+    "preemption_cost_s",    "recomputed_tokens", "recomputed_frac", "prefix_cached_tokens", "restored_tokens", "swap_out_bytes", "swap_in_bytes", "stall_s",
     "peak_used_frac", "full_steps_frac", "output_tokens_per_s", *LATENCIES,
 }  # fmt: skip
 
@@ -42,6 +42,7 @@ def test_summary_prints_these_figures_under_these_names(
         "num_preemptions": 1,
         "num_preempted_requests": 1,
         "preemption_cost_s": pytest.approx(0.4 * 4 / 6),
+        "restored_tokens": 0,
         "recomputed_tokens": 4,
         "recomputed_frac": pytest.approx(4 / 19),
         "prefix_cached_tokens": 2,

@@ -98,7 +98,7 @@ def test_each_preemption_is_paired_with_the_resumption_that_followed() -> None:
     away = away_intervals(pl.DataFrame(pl.from_arrow(make_events(rows))))
 
     assert away.select(
-        "request_id", "nth", "preempt_step", "resume_step", "restored_tokens"
+        "request_id", "nth", "preempt_step", "resume_step", "found_tokens"
     ).rows() == [
         ("a", 1, 1, 2, 1),
         ("b", 1, 1, None, None),

@@ -53,12 +53,14 @@ def test_a_preemption_is_one_row_with_victim_cause_and_costs() -> None:
             "free_blocks_before": 0,
             "direct_cost_s": pytest.approx(0.4 * 4 / 6),  # 2 of 6 tokens were in the cache
             "uncached_cost_s": 0.4,
-            "other_mode_s": 0.1,
+            "recompute_est_s": 0.4,
+            "swap_est_s": 0.1,
             "resume_step": 5,
             "resume_s": 6.0,
             "away_s": 3.0,
             "since_resume_s": None,
-            "restored_tokens": 2,
+            "found_tokens": 2,
+            "restored_tokens": 0,
             "recomputed_tokens": 4,
             "stalled_s": 0.0,
             "induced_s": 0.0,  # b ran alone when it came back
@@ -161,7 +163,9 @@ def test_a_blocking_copy_delays_those_who_run_in_its_steps() -> None:
     # out: 0.5 s x 3 running; in: 0.3 s x 3 others
     assert table["induced_s"].to_list() == [pytest.approx(2.4)]
     assert table["recomputed_tokens"].to_list() == [0]
-    costs = table.select("direct_cost_s", "uncached_cost_s", "other_mode_s", "stalled_s").row(0)
+    costs = table.select(
+        "direct_cost_s", "uncached_cost_s", "recompute_est_s", "stalled_s"
+    ).row(0)
     assert costs == (
         0.75,
         None,

@@ -94,12 +94,12 @@ def _settings(store: Store, source: str, workload: Workload | None) -> None:
     """The settings panel; starts a replay when Apply is pressed or there is nothing to show yet."""
     if source == "recordings":
         return
-    engine, models, devices = engine_choices()
+    engine, known = engine_choices()
     name = _sample_name() if source == "sample" else ""
     defaults = {**engine, **_sample_settings(name)} if name else engine
     st.subheader("Replay", anchor=False)
     _follow_link(store, name or "trace", list(engine))
-    choice, pressed = settings_form(defaults, models, devices, preset=name or "trace")
+    choice, pressed = settings_form(defaults, known, preset=name or "trace")
     ref = TraceRef(f"sample:{name}") if name else state.trace()
     if ref is None or (source == "trace" and workload is None):
         return
@@ -295,7 +295,7 @@ def _about(a: Run, b: Run) -> None:
     if a.is_simulated or b.is_simulated:
         lines.append(
             "Times are modelled from the model's shape and the device's preset; decisions (who is admitted, preempted, "
-            "finished at which step) follow vLLM's V1 scheduler. vLLM V1 itself preempts by recompute only: a run with swap is simulated."
+            "finished at which step) follow vLLM's V1 scheduler. vLLM V1 preempts by recompute, and by offload with a connector: swap and cheapest are ours."
         )
     for side, run in (("A", a), ("B", b)):
         version = run.meta.software.get("kv_replay", "")

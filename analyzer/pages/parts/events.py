@@ -15,6 +15,8 @@ from analyzer.pages.parts.view import Aligned, Alignment, steps_shown
 from analyzer.preemptions import preemptions
 
 MOST_ROWS = 5_000
+# Columns that are left out where no row has a value: not recorded, or not for these modes.
+_TOLD_BY_SOME = ("cost", "uncached", "recompute_est", "swap_est")
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
@@ -63,10 +65,12 @@ def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFram
         ),
         blocks="blocks",
         tokens="tokens",
+        restored="restored_tokens",
         again="recomputed_tokens",
         cost=pl.col("direct_cost_s") * 1e3,
         uncached=pl.col("uncached_cost_s") * 1e3,
-        other=pl.col("other_mode_s") * 1e3,
+        recompute_est=pl.col("recompute_est_s") * 1e3,
+        swap_est=pl.col("swap_est_s") * 1e3,
         away="away_s",
         induced="induced_s",
         nth="nth",
@@ -82,8 +86,11 @@ def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> 
     if not total:
         st.info(_nothing(pair, shown), icon=":material/check_circle:")
         return
+    unseen = [c for c in _TOLD_BY_SOME if rows[c].null_count() == rows.height]
+    if not (rows["restored"] > 0).any():
+        unseen.append("restored")
     st.dataframe(
-        rows,
+        rows.drop(unseen),
         hide_index=True,
         height=min(360, 38 + 35 * rows.height),
         column_config=_columns(),
@@ -91,6 +98,21 @@ def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> 
     )
     if total > rows.height:
         st.caption(f"The first {rows.height:,} of {total:,}: zoom in to see the others.")
+    for said in _captions(pair):
+        st.caption(said)
+
+
+def _captions(pair: Aligned) -> list[str]:
+    """What the columns of costs rest on, where that is not plain."""
+    said = []
+    sides = [s for s, run in pair.runs.items() if "events.cost_s" in run.meta.not_recorded]
+    if sides:
+        said.append(f"Costs and estimates were not recorded in {' and '.join(sides)}.")
+    if any(run.mode == "cheapest" for run in pair.runs.values()):
+        said.append(
+            "Mode cheapest takes the smaller of the two estimates; recompute where they are equal or the host is full."
+        )
+    return said
 
 
 def _nothing(pair: Aligned, shown: tuple[float, float]) -> str:
@@ -114,27 +136,37 @@ def _columns() -> dict[str, Any]:
         "why": text("Needed by", help="The request whose need evicted it."),
         "free": number("Free before", help="Free blocks just before."),
         "mode": text(
-            "Mode", help="What was done; where the host was full, what had been asked for."
+            "Mode",
+            help="What was done, and what had been asked for where that is another: cheapest, or a swap for which the host was full.",
         ),
         "blocks": number("Blocks", help="Blocks freed or moved."),
         "tokens": number("Tokens", help="Computed tokens lost or moved."),
+        "restored": number(
+            "Restored", help="Tokens that came back from the host cache (offload)."
+        ),
         "again": number(
-            "Recomputed", help="Tokens computed again: lost and not found in the prefix cache."
+            "Recomputed",
+            help="Tokens computed again: lost, not found in the prefix cache and not restored from the host.",
         ),
         "cost": number(
             "Cost (ms)",
             format="%.2f",
-            help="What the mode used did cost alone. Recompute: the tokens that were computed again, without those found in the prefix cache. Swap: the time of its copies on the link.",
+            help="What the mode used did cost alone. Recompute: the tokens that were computed again, without those found in the prefix cache. Swap: the time of its copies on the link. Offload: what was computed again, and the time of the load from the host.",
         ),
         "uncached": number(
             "Without cache (ms)",
             format="%.2f",
-            help="Recompute only: what all lost tokens would have cost with nothing in the prefix cache.",
+            help="Recompute and offload: what all lost tokens would have cost with nothing in any cache.",
         ),
-        "other": number(
-            "Other ≤ (ms)",
+        "recompute_est": number(
+            "Recompute est. (ms)",
             format="%.2f",
-            help="Estimate for the mode not used: both copies; or the recompute without any cache hit, an upper bound.",
+            help="Engine time that a recompute was expected to cost when the victim was chosen, cache hits expected. (Recordings of contract 1.0: all lost tokens, alone.)",
+        ),
+        "swap_est": number(
+            "Swap est. (ms)",
+            format="%.2f",
+            help="Engine time that a swap was expected to cost: stalls, or blocks out of use; queue on the link included. (Recordings of contract 1.0: both copies, alone.)",
         ),
         "away": number("Away (s)", format="%.3f", help="Until it ran again."),
         "induced": number(

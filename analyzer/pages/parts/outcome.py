@@ -19,7 +19,7 @@ from analyzer.latency import request_latency
 from analyzer.look import Side, Theme, seconds, three_digits
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import Run, run_names
-from analyzer.words import label, percent, show, show_change, show_delta
+from analyzer.words import NOT_RECORDED, label, percent, show, show_change, show_delta
 
 POINTS = 800  # of a curve of shares
 COST = "preemption_cost_s"
@@ -39,7 +39,7 @@ CARDS = (
     (
         COST,
         "Preemption cost",
-        "What the preemptions cost directly. Recompute: the tokens that were computed again; what the prefix cache still held costs nothing. Swap: the time of the copies on the link, out and back; blocking copies stop the engine for it, asynchronous ones run beside it (see Stalled for copies). Queueing that follows is not in it.",
+        "What the preemptions cost directly. Recompute: the tokens that were computed again; what the prefix cache still held costs nothing. Swap: the time of the copies on the link, out and back; blocking copies stop the engine for it, asynchronous ones run beside it (see Stalled for copies). Offload: what was in no cache and was computed again, and the loads from the host, which run beside the computing. Queueing that follows is not in it.",
     ),
     (
         "full_steps_frac",
@@ -70,21 +70,27 @@ def cards_section(found: Comparison) -> None:
     """Six figures of B, each with A's, the change, and a word for it."""
     table = {row["metric"]: row for row in found.table.iter_rows(named=True)}
     cards = "".join(
-        _card(table[metric], title, explained) for metric, title, explained in CARDS
+        _card(found, table[metric], title, explained) for metric, title, explained in CARDS
     )
     st.html(
         f'<section class="kv-cards" aria-label="Six figures of run B against run A">{cards}</section>'
     )
 
 
-def _card(row: dict[str, Any], title: str, explained: str) -> str:
+def _shown(found: Comparison, side: Side, metric: str, value: float | None) -> str:
+    """A figure of a side in words; "not recorded" where its executor could not see it."""
+    missing = metric.split()[0] in found.missing.get(side, ())
+    return NOT_RECORDED if missing else show(metric, value)
+
+
+def _card(found: Comparison, row: dict[str, Any], title: str, explained: str) -> str:
     """One card. Markup is ours alone: numbers and fixed words, nothing from a file."""
     metric, verdict = row["metric"], row["verdict"] or ""
     tone = {"better": "good", "worse": "bad"}.get(verdict, "even")
     return (
         f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
-        f'<p class="kv-b"><span class="kv-side">B</span>{show(metric, row["b"])}</p>'
-        f'<p class="kv-a"><span class="kv-side">A</span>{show(metric, row["a"])}</p>'
+        f'<p class="kv-b"><span class="kv-side">B</span>{_shown(found, "B", metric, row["b"])}</p>'
+        f'<p class="kv-a"><span class="kv-side">A</span>{_shown(found, "A", metric, row["a"])}</p>'
         f'<p class="kv-change kv-{tone}">{html.escape(_change(row))}</p></article>'
     )
 
@@ -110,8 +116,8 @@ def delta_section(found: Comparison) -> None:
     shown = pl.DataFrame(
         {
             "Figure": [label(m) for m in rows["metric"]],
-            "A": _column(rows, "a"),
-            "B": _column(rows, "b"),
+            "A": _column(found, "A", rows["a"]),
+            "B": _column(found, "B", rows["b"]),
             "B − A": [
                 show_delta(m, v) for m, v in zip(rows["metric"], rows["delta"], strict=True)
             ],
@@ -147,8 +153,9 @@ def _judged(row: dict[str, Any]) -> str:
     return f"{'▲' if row['delta'] > 0 else '▼'} {word}"
 
 
-def _column(rows: pl.DataFrame, name: str) -> list[str]:
-    return [show(m, v) for m, v in zip(rows["metric"], rows[name], strict=True)]
+def _column(found: Comparison, side: Side, values: pl.Series) -> list[str]:
+    metrics = found.table["metric"]
+    return [_shown(found, side, m, v) for m, v in zip(metrics, values, strict=True)]
 
 
 def _interval(row: dict[str, Any]) -> str:

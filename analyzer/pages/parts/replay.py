@@ -27,17 +27,21 @@ SIDES = ("A", "B")
 COMPILING = "compiling the simulator, once for this machine, a minute or so: {:.0f} s"
 
 
-def engine_choices() -> tuple[dict[str, Any], list[str], list[str]]:
-    """Name -> default of every engine setting, and the names of known models and devices."""
-    from engine.config import EngineSettings
+def engine_choices() -> tuple[dict[str, Any], dict[str, tuple[Any, ...]]]:
+    """Name -> default of every engine setting; and setting -> names it knows of models, devices and
+    preemption modes."""
+    from engine.config import PREEMPTION_MODES, EngineSettings
     from engine.devices import known_devices
     from engine.models import known_models
 
     defaults = EngineSettings()
     return (
         {f.name: getattr(defaults, f.name) for f in fields(defaults)},
-        known_models(),
-        known_devices(),
+        {
+            "model": tuple(known_models()),
+            "device": tuple(known_devices()),
+            "preemption_mode": PREEMPTION_MODES,
+        },
     )
 
 

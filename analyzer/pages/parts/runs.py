@@ -15,6 +15,7 @@ import polars as pl
 import streamlit as st
 
 import traces
+from analyzer.condition import idle_settings
 from analyzer.look import Side
 from analyzer.pages.parts.store import Store
 from traces.errors import RecordingError
@@ -77,12 +78,14 @@ class Run:
 
 
 def run_names(a: Run, b: Run) -> dict[Side, str]:
-    """A short name of each run: its mode, and up to two settings in which it differs."""
+    """A short name of each run: its mode, and up to two settings in which it differs and that do
+    something in both modes."""
     ours, theirs = a.meta.settings, b.meta.settings
+    left_out = {"preemption_mode", *idle_settings(a.meta, b.meta)}
     keys = [
         k
         for k in sorted({*ours, *theirs})
-        if k != "preemption_mode" and ours.get(k) != theirs.get(k)
+        if k not in left_out and ours.get(k) != theirs.get(k)
     ]
     names: dict[Side, str] = {}
     for side, run in (("A", a), ("B", b)):

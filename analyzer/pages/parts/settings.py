@@ -184,11 +184,20 @@ PREEMPTION = (
     ),
     Setting(
         "host_gib",
-        "Host memory for swap (GiB)",
+        "Host memory (GiB)",
         "float",
-        "Host pool that swapped requests' KV goes to. Full: the victim is recomputed.",
+        "Swap, cheapest: room for the KV of swapped requests; full: the victim is recomputed. Offload: capacity of the host cache; full: the block used longest ago goes.",
         least=0.0,
         step=1.0,
+    ),
+    Setting(
+        "num_host_blocks",
+        "Host memory in blocks",
+        "int",
+        "The same in blocks. Empty: from GiB.",
+        optional=True,
+        least=0,
+        step=1000,
     ),
     Setting(
         "copy_path",
@@ -201,15 +210,43 @@ PREEMPTION = (
         "copy_mode",
         "Copies",
         "choice",
-        "blocking: the step waits for copies; async: they overlap, freed blocks are fenced until done.",
+        "Swap, cheapest. blocking: the step waits for copies; async: they overlap, freed blocks are fenced until done.",
         choices=("blocking", "async"),
     ),
 )
-MODES = ("recompute", "swap")
+OFFLOAD = (
+    Setting(
+        "offload_connector",
+        "Connector",
+        "choice",
+        "vLLM's connectors that keep KV on the host. native: OffloadingConnector; simple: SimpleCPUOffloadConnector.",
+        choices=("native", "simple"),
+    ),
+    Setting(
+        "offload_prompt_only",
+        "Prompt blocks only",
+        "bool",
+        "`offload_prompt_only` of the native connector: blocks of generated tokens are not copied out.",
+    ),
+    Setting(
+        "lazy_offload",
+        "Copy out late",
+        "bool",
+        "`lazy_offload` of the simple connector: a block is copied out when it is about to be given away, not when it fills.",
+    ),
+)
+MODES: Mapping[str, str] = {
+    "recompute": "its KV is dropped, and computed again when it returns (vLLM)",
+    "swap": "its KV is copied to the host and back (vLLM V0)",
+    "offload": "its KV is dropped, and loaded from a host cache to which every block was copied as it filled (vLLM with an offloading connector)",
+    "cheapest": "recompute or swap, for each victim what is estimated to cost the engine less",
+}
+USUAL_PAIR = ("recompute", "swap")
 # Beside FIRST, which is always in sight.
 GROUPS: Mapping[str, Sequence[Setting]] = {
     "KV pool": POOL,
     "Preemption": PREEMPTION,
+    "Offload": OFFLOAD,
     "Scheduler": SCHEDULER,
     "Machine": MACHINE,
 }

@@ -15,7 +15,7 @@ import streamlit as st
 
 from analyzer.look import three_digits
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.settings import ALL, FIRST, GROUPS, LINK, MODES, Setting
+from analyzer.pages.parts.settings import ALL, FIRST, GROUPS, LINK, MODES, USUAL_PAIR, Setting
 
 SAME = "as A"
 ALL_SETTINGS = "all_settings"
@@ -127,15 +127,15 @@ def _key(side: str, name: str, preset: str) -> str:
 
 
 def settings_form(
-    defaults: Mapping[str, Any], models: Sequence[str], devices: Sequence[str], preset: str
+    defaults: Mapping[str, Any], choices: Choices, preset: str
 ) -> tuple[Choice, bool]:
     """Draw the panel. Returns the choice as it stands, and whether Apply was pressed.
 
-    defaults: name -> value to start from; models, devices: names to choose from; preset: names the
-    defaults, since a widget that is there keeps its value when its default changes.
+    defaults: name -> value to start from, of every setting that the engine has; choices: the names it
+    knows of models, devices and preemption modes; preset: names the defaults, since a widget that is
+    there keeps its value when its default changes.
     """
-    choices = {"model": tuple(models), "device": tuple(devices)}
-    first = Start({**defaults, MODE: MODES[0]}, {MODE: MODES[1]})
+    first = Start({**defaults, MODE: USUAL_PAIR[0]}, {MODE: USUAL_PAIR[1]})
     start = st.session_state.setdefault(_STARTS, {}).setdefault(preset, first)
     all_settings = st.toggle(
         "All settings",
@@ -149,14 +149,14 @@ def settings_form(
         )
         shape = start.shape
         if all_settings:
-            for title, group in GROUPS.items():
+            for title, group in _offered(defaults).items():
                 with st.expander(title):
                     a |= {
                         s.name: _field(s, start.a.get(s.name), choices, preset) for s in group
                     }
             with st.expander("B differs in"):
                 st.caption("Left alone, B is set like A.")
-                differs |= _differences(start.differs, choices, preset)
+                differs |= _differences(start.differs, defaults, choices, preset)
             with st.expander("Requests"):
                 shape = _shape_fields(start.shape)
         else:
@@ -169,22 +169,33 @@ def settings_form(
     return Choice(_with_link(base), _with_link(other), shape), pressed
 
 
+def _offered(known: Mapping[str, Any]) -> dict[str, list[Setting]]:
+    """The groups of settings, of each those that this engine has."""
+    found = {
+        title: [s for s in group if s.name == LINK or s.name in known]
+        for title, group in GROUPS.items()
+    }
+    return {title: group for title, group in found.items() if group}
+
+
 def _first_fields(
     start: Start, choices: Choices, preset: str
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """What is always in sight: both modes, model, device and pool; A's values and B's mode."""
     left, right = st.columns(2)
-    modes = {}
+    modes: dict[str, Any] = {}
+    modes_known = choices[MODE]
     for side, column, value in (
         ("a", left, start.a.get(MODE)),
         ("b", right, start.differs.get(MODE, start.a.get(MODE))),
     ):
         modes[side] = column.selectbox(
             f"{side.upper()} preempts by",
-            MODES,
-            index=MODES.index(value) if value in MODES else 0,
+            modes_known,
+            index=modes_known.index(value) if value in modes_known else 0,
             key=_key(side, MODE, preset),
-            help=f"What happens to a victim's KV in run {side.upper()}.",
+            help=f"What happens to a victim in run {side.upper()}. "
+            + " ".join(f"**{mode}**: {MODES[mode]}." for mode in modes_known if mode in MODES),
         )
     a: dict[str, Any] = {MODE: modes["a"]}
     for pair in (FIRST[:2], FIRST[2:]):
@@ -290,10 +301,13 @@ def _number(setting: Setting, value: Any, key: str, placeholder: str) -> Any:
     )  # fmt: skip
 
 
-def _differences(start: Mapping[str, Any], choices: Choices, preset: str) -> dict[str, Any]:
+def _differences(
+    start: Mapping[str, Any], known: Mapping[str, Any], choices: Choices, preset: str
+) -> dict[str, Any]:
     """B's widgets, one for every setting; only what was set to something comes back."""
     found: dict[str, Any] = {}
-    for setting in ALL:
+    offered = (s for group in _offered(known).values() for s in group)
+    for setting in (*FIRST, *offered):
         key, value = _key("b", setting.name, preset), start.get(setting.name)
         if setting.kind in ("bool", "choice"):
             if setting.kind == "bool":

@@ -121,12 +121,13 @@ def timeline_rows(pair: Aligned, shown: tuple[float, float], which: Sequence[str
 
 @dataclass(frozen=True)
 class RangeSums:
-    """What happened in one run within the shown part of the axis."""
+    """What happened in one run within the shown part of the axis; None: it was not recorded."""
 
     num_steps: int
     num_preemptions: int
     recomputed_tokens: int
-    stall_s: float
+    restored_tokens: int
+    stall_s: float | None
 
 
 def range_sums(pair: Aligned, shown: tuple[float, float]) -> dict[Side, RangeSums]:
@@ -139,7 +140,8 @@ def range_sums(pair: Aligned, shown: tuple[float, float]) -> dict[Side, RangeSum
             part.height,
             int(part["num_preempted"].sum()),
             int(part["recomputed_tokens"].sum()),
-            float(part["stall_s"].sum()),
+            int(part["restored_tokens"].sum()),
+            None if "steps.stall_s" in run.meta.not_recorded else float(part["stall_s"].sum()),
         )
     return found
 
@@ -385,17 +387,22 @@ def _running(view: _View) -> list[Row]:
 
 
 def _waiting(view: _View) -> list[Row]:
+    words = {
+        s: "loading" if r.mode == "offload" else "swapped out"
+        for s, r in view.pair.runs.items()
+    }
     swapped: list[Mark] = [
-        view.line(s, "num_swapped", "swapped out", look="dotted", role="swap")
+        view.line(s, "num_swapped", words[s], look="dotted", role="swap")
         for s in view.pair.runs
         if view.any(s, "num_swapped")
     ]
     readings = view.readings("Waiting", "num_waiting", "")
     if swapped:
         sides = [s for s in view.pair.runs if view.any(s, "num_swapped")]
-        more = {f"swapped {s}": view.at_cursor(s, "num_swapped") for s in sides}
+        more = {f"{words[s].split()[0]} {s}": view.at_cursor(s, "num_swapped") for s in sides}
         readings = Readings("Waiting", {**readings.values, **more}, "")
-    note = "dotted: swapped out" if swapped else ""
+    said = sorted({words[s] for s in view.pair.runs if view.any(s, "num_swapped")})
+    note = f"dotted: {' or '.join(said)}" if said else ""
     return [
         Row(
             "waiting",
@@ -498,7 +505,7 @@ def _tokens(view: _View) -> list[Row]:
 
 
 def _host(view: _View) -> list[Row]:
-    """Host blocks and the link, where a run has swapped."""
+    """Host blocks and the link, where a run has copied KV to the host."""
     sides = [s for s in view.pair.runs if view.any(s, "host_used_blocks")]
     if not sides:
         return []
