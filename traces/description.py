@@ -198,11 +198,11 @@ def _fleet(path: str | Path, name: str | None) -> dict[str, Any]:
 
     fleet = open_fleet(path, name)
     kinds = [
-        f"{len(own)} {what}"
-        for what, own in (
-            ("recordings", fleet.recordings),
-            ("telemetry recordings", fleet.telemetry),
-            ("that cannot be read", fleet.broken),
+        f"{len(own)} {one if len(own) == 1 else more}"
+        for one, more, own in (
+            ("recording", "recordings", fleet.recordings),
+            ("telemetry recording", "telemetry recordings", fleet.telemetry),
+            ("that cannot be read", "that cannot be read", fleet.broken),
         )
         if own
     ]

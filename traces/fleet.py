@@ -91,7 +91,7 @@ class BrokenMember:
 
 @dataclass(frozen=True)
 class Fleet:
-    """Recordings beside each other. members: by rank, then name; notes: sentences for the user."""
+    """Recordings beside each other. members: by rank, kind and name; notes: sentences for the user."""
 
     label: str
     root: Path
@@ -187,7 +187,7 @@ def open_fleet(path: str | Path, name: str | None = None) -> Fleet:
     members, broken = _read(path, found)
     if not members:
         raise _nothing(label, path, broken)
-    members.sort(key=lambda m: (m.rank is None, m.rank or 0, m.label))
+    members.sort(key=lambda m: (m.rank is None, m.rank or 0, m.kind, m.label))
     return Fleet(
         label, path, tuple(members), tuple(broken), tuple(fleet_notes(members, broken))
     )
@@ -226,7 +226,7 @@ def _member(path: Path, label: str) -> Member:
     """Read the metadata of one sub-folder. Raises RecordingError, OSError."""
     kind = _kind(path)
     if kind == TELEMETRY:
-        from traces.telemetry_laws import first_meta as first_telemetry_meta
+        from traces.telemetry_laws import first_telemetry_meta
 
         meta: Mapping[str, Any] = first_telemetry_meta(path, label)
     elif kind == RECORDING:

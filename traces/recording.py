@@ -21,7 +21,7 @@ from pathlib import Path
 import polars as pl
 
 from traces.errors import RecordingError
-from traces.paths import FOLDER, os_reason, path_kind
+from traces.paths import FOLDER, path_kind
 from traces.recording_files import (
     COMPLETED,
     find_root,
@@ -33,7 +33,7 @@ from traces.recording_files import (
 )
 from traces.recording_laws import EventLaws, RequestLaws, StepLaws, fill_later, polars_type
 from traces.recording_meta import Meta, first_meta, writer_notes
-from traces.recording_reading import Reading
+from traces.recording_reading import Reading, one_sentence
 from traces.recording_salvage import rebuild_requests
 from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, Table, table
 
@@ -143,21 +143,10 @@ def open_recording(path: str | Path, name: str | None = None) -> Recording:
     label = name or (path.resolve().name if kind else path.name)
     if fault:
         raise RecordingError(label, "", fault, remedy)
-    try:
+    with one_sentence(label):
         if kind == FOLDER:
             return _open_folder(find_root(path, label), label)
         return _open_zip(path, label)
-    except OSError as e:
-        raise RecordingError(
-            label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
-        ) from e
-    except (ValueError, OverflowError, RecursionError) as e:  # damage that no check foresaw
-        raise RecordingError(
-            label,
-            "",
-            f"it is damaged ({type(e).__name__}: {str(e)[:200]})",
-            "Copy the recording again, or record the run again.",
-        ) from e
 
 
 def _open_zip(path: Path, label: str) -> Recording:

@@ -11,7 +11,7 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -89,15 +89,26 @@ def write_recording(
     rows_per_part: cut tables into parts of so many rows; closed: write closed.json with `status`.
     Returns root.
     """
-    metadata = metadata_bytes(meta)
+    specs = {name: table(name) for name in tables}
+    write_tables(root, specs, tables, metadata_bytes(meta), rows_per_part)
+    if closed:
+        write_closed(root, {name: data.num_rows for name, data in tables.items()}, status)
+    return root
+
+
+def write_tables(
+    root: Path,
+    specs: Mapping[str, Table],
+    tables: Mapping[str, pa.Table],
+    metadata: bytes,
+    rows_per_part: int | None,
+) -> None:
+    """Write whole tables as parts, of so many rows each; an empty table gets an empty part."""
     for name, data in tables.items():
         size = rows_per_part or max(data.num_rows, 1)
         starts = range(0, max(data.num_rows, 1), size)
         for number, start in enumerate(starts):
-            write_part(root, table(name), number, data.slice(start, size), metadata)
-    if closed:
-        write_closed(root, {name: data.num_rows for name, data in tables.items()}, status)
-    return root
+            write_part(root, specs[name], number, data.slice(start, size), metadata)
 
 
 def zip_recording(root: Path, out: Path) -> Path:
@@ -308,7 +319,9 @@ class Closing:
     status: str
 
 
-def read_closed(root: Path) -> tuple[Closing | None, str | None]:
+def read_closed(
+    root: Path, tables: Iterable[Table] = TABLES
+) -> tuple[Closing | None, str | None]:
     """The closing mark, or None and the reason why the run's end is not known."""
     path = root / CLOSED_FILE
     if not os.path.lexists(path):
@@ -320,7 +333,7 @@ def read_closed(root: Path) -> tuple[Closing | None, str | None]:
         if not is_file(path):
             raise OSError("not a regular file")
         content = json.loads(path.read_text())
-        names = {spec.name for spec in TABLES}
+        names = {spec.name for spec in tables}
         rows = {k: int(v) for k, v in content["rows"].items() if k in names}
         return Closing(rows, str(content.get("status", COMPLETED))), None
     except (

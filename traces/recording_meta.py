@@ -7,7 +7,7 @@ to different runs. What a table holds is known elsewhere.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from traces.errors import RecordingError
 from traces.recording_files import list_parts
 from traces.recording_laws import Place
-from traces.schema import METADATA_KEY, READABLE_VERSIONS, TABLES
+from traces.schema import METADATA_KEY, READABLE_VERSIONS, TABLES, Table
 
 # what the two Parquet readers raise over a damaged file
 DAMAGE = (
@@ -117,14 +117,23 @@ class Meta(dict[str, Any]):
         return self._section("software")
 
 
-def first_meta(root: Path, label: str) -> Meta:
-    """Metadata of the first part that can be read, its version checked. Raises RecordingError."""
+def first_meta(
+    root: Path,
+    label: str,
+    tables: Iterable[Table] = TABLES,
+    read: Callable[[pq.ParquetFile, Place], Meta] | None = None,
+) -> Meta:
+    """Metadata of the first part that can be read, its version checked. Raises RecordingError.
+
+    tables, read: of what the folder is to hold; by default a recording and `part_meta`.
+    """
+    read = read or part_meta
     last: BaseException | None = None
-    for spec in TABLES:
+    for spec in tables:
         for part in list_parts(root, spec, label)[0]:
             try:
                 with pq.ParquetFile(part) as file:
-                    return part_meta(file, Place(part.name, label, spec.name))
+                    return read(file, Place(part.name, label, spec.name))
             except DAMAGE as error:
                 last = error
     fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
@@ -133,8 +142,8 @@ def first_meta(root: Path, label: str) -> Meta:
     ) from last
 
 
-def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
-    """The metadata document of a part, its version checked. Raises RecordingError."""
+def part_document(file: pq.ParquetFile, place: Place) -> Meta:
+    """The metadata document of a part, whatever it is of. Raises RecordingError."""
     raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
     if raw is None:
         raise place.error(
@@ -151,7 +160,13 @@ def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
         raise place.error("", None, "the metadata is nested too deeply") from error
     if not isinstance(meta, dict):
         raise place.error("", None, "the metadata is no JSON object")
-    version = str(meta.get("schema_version"))
+    return Meta(meta)
+
+
+def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
+    """The metadata document of a recording's part, its version checked. Raises RecordingError."""
+    found = part_document(file, place)
+    version = str(found.get("schema_version"))
     if version not in READABLE_VERSIONS:
         raise place.error(
             "",
@@ -159,7 +174,6 @@ def part_meta(file: pq.ParquetFile, place: Place) -> Meta:
             f"the recording has schema version {version}, and this version of KV Replay reads {', '.join(READABLE_VERSIONS)}",
             "Record the run again with this version, or open it with the one that wrote it.",
         )
-    found = Meta(meta)
     _check_sizes(found, place)
     return found
 
@@ -215,9 +229,14 @@ def writer_notes(meta: Meta) -> list[str]:
     return notes
 
 
-def check_same_run(found: Meta, first: Meta, place: Place) -> None:
+SAME_RUN = ("schema_version", "executor", "settings", "workload", "seed", "pool_blocks")
+
+
+def check_same_run(
+    found: Meta, first: Meta, place: Place, keys: Iterable[str] = SAME_RUN
+) -> None:
     """Raise where a part's metadata belongs to another run than the first part's."""
-    for key in ("schema_version", "executor", "settings", "workload", "seed", "pool_blocks"):
+    for key in keys:
         if found.get(key) != first.get(key):
             raise place.error(
                 "",

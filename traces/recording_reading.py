@@ -6,6 +6,8 @@ It knows which damage a killed writer explains and which nothing does. The laws 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -15,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.paths import os_reason
 from traces.recording_files import Closing, list_parts
 from traces.recording_laws import Place, check_columns, check_values, fill_later, later_columns
 from traces.recording_meta import DAMAGE, Meta, check_same_run, part_meta
@@ -37,15 +40,34 @@ def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
     return frame.with_columns(fill_later(c) for c in later).select(spec.names)
 
 
+@contextmanager
+def one_sentence(label: str) -> Iterator[None]:
+    """Turn what the system or a reader raises over files into a RecordingError."""
+    try:
+        yield
+    except OSError as e:
+        raise RecordingError(
+            label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
+        ) from e
+    except (ValueError, OverflowError, RecursionError) as e:  # damage that no check foresaw
+        raise RecordingError(
+            label,
+            "",
+            f"it is damaged ({type(e).__name__}: {str(e)[:200]})",
+            "Copy the recording again, or record the run again.",
+        ) from e
+
+
 class Law(Protocol):
     def check(self, frame: pl.DataFrame, place: Place) -> None: ...
 
 
 @dataclass
-class Reading:
-    """What is gathered while the tables of one recording are checked.
+class PartReading:
+    """What is gathered while the tables of one folder are checked, whatever they hold.
 
-    last_meta: of the part read last, which holds a live recorder's final counts.
+    meta: of the first part; last_meta: of the part read last, which holds a live recorder's final
+    counts; rows, parts: of each table that is there.
     """
 
     root: Path
@@ -57,15 +79,15 @@ class Reading:
     parts: dict[str, tuple[Path, ...]] = field(default_factory=dict)
     last_meta: Meta = field(default_factory=Meta)
 
-    def read(self, spec: Table, law: Law | None) -> None:
-        """Check all parts of one table; sets rows and parts of it."""
+    def read_parts(self, spec: Table, read_part: Callable[[Path], int]) -> None:
+        """Check all parts of one table; sets rows and parts of it. read_part: gives a part's rows."""
         found, notes = list_parts(self.root, spec, self.label)
         self.notes += notes
         kept: list[Path] = []
         total = 0
         for part in found:
             try:
-                total += self._read_part(part, spec, law)
+                total += read_part(part)
             except DAMAGE as error:
                 if part is not found[-1] or self.closed is not None:
                     raise self._damaged(part, spec, error) from error
@@ -77,6 +99,47 @@ class Reading:
         if kept or (self.closed is not None and spec.name in self.closed.rows):
             self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
         self._check_count(spec, total)
+
+    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
+        reason = (
+            str(error).strip().splitlines()[0][:120]
+            if str(error).strip()
+            else type(error).__name__
+        )
+        return RecordingError(
+            part.name,
+            f"recording {self.label}, table {spec.name}",
+            f"the Parquet file is damaged or cut off ({reason})",
+            "Copy or upload the recording again.",
+        )
+
+    def _check_count(self, spec: Table, total: int) -> None:
+        if self.closed is None:
+            return
+        place = Place("closed.json", self.label, spec.name)
+        stated = self.closed.rows.get(spec.name)
+        if stated is None and spec.required:
+            raise place.error("", None, "the table is not listed", "Record the run again.")
+        if stated is not None and stated != total:
+            raise place.error(
+                "",
+                None,
+                f"{stated:,} rows were written, but {total:,} are there",
+                "Copy the whole folder again.",
+            )
+
+    def place(self, spec: Table) -> Place:
+        """The place of a whole table, for faults that no single row has."""
+        part = self.parts.get(spec.name, ())
+        return Place(part[0].name if part else spec.name, self.label, spec.name)
+
+
+class Reading(PartReading):
+    """The checking of a recording's tables."""
+
+    def read(self, spec: Table, law: Law | None) -> None:
+        """Check all parts of one table; sets rows and parts of it."""
+        self.read_parts(spec, lambda part: self._read_part(part, spec, law))
 
     def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
         """Check one part batch by batch; returns its rows."""
@@ -111,36 +174,3 @@ class Reading:
                     law.check(frame, here)
                 offset += frame.height
         return offset
-
-    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
-        reason = (
-            str(error).strip().splitlines()[0][:120]
-            if str(error).strip()
-            else type(error).__name__
-        )
-        return RecordingError(
-            part.name,
-            f"recording {self.label}, table {spec.name}",
-            f"the Parquet file is damaged or cut off ({reason})",
-            "Copy or upload the recording again.",
-        )
-
-    def _check_count(self, spec: Table, total: int) -> None:
-        if self.closed is None:
-            return
-        place = Place("closed.json", self.label, spec.name)
-        stated = self.closed.rows.get(spec.name)
-        if stated is None and spec.required:
-            raise place.error("", None, "the table is not listed", "Record the run again.")
-        if stated is not None and stated != total:
-            raise place.error(
-                "",
-                None,
-                f"{stated:,} rows were written, but {total:,} are there",
-                "Copy the whole folder again.",
-            )
-
-    def place(self, spec: Table) -> Place:
-        """The place of a whole table, for faults that no single row has."""
-        part = self.parts.get(spec.name, ())
-        return Place(part[0].name if part else spec.name, self.label, spec.name)

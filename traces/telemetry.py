@@ -19,7 +19,8 @@ from typing import Any
 import polars as pl
 
 from traces.errors import RecordingError
-from traces.paths import FOLDER, os_reason, path_kind
+from traces.paths import FOLDER, path_kind
+from traces.recording_reading import one_sentence
 from traces.telemetry_files import is_telemetry, telemetry_folder, write_telemetry
 from traces.telemetry_laws import check_frame, read_tables
 from traces.telemetry_laws import polars_schema as _schema
@@ -221,20 +222,9 @@ def open_telemetry(path: str | Path, name: str | None = None) -> Telemetry:
             "this is a single file, and a telemetry recording is a folder of Parquet parts",
             "Give the folder that holds samples/.",
         )
-    try:
+    with one_sentence(label):
         root = telemetry_folder(path, label)
         read = read_tables(root, label)
-    except OSError as e:
-        raise RecordingError(
-            label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
-        ) from e
-    except (ValueError, OverflowError, RecursionError) as e:  # damage that no check foresaw
-        raise RecordingError(
-            label,
-            "",
-            f"it is damaged ({type(e).__name__}: {str(e)[:200]})",
-            "Copy the telemetry again, or record it again.",
-        ) from e
     return Telemetry(
         label,
         read.meta,

@@ -7,7 +7,6 @@ logger can use it inside a server. What the rows mean and how they are handed ou
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,12 +16,11 @@ import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
 from traces.paths import is_file, is_folder
-from traces.recording_files import COMPLETED, Closing, write_closed, write_part
-from traces.schema import CLOSED_FILE, METADATA_KEY, STEPS, Table
+from traces.recording_files import COMPLETED, write_closed, write_tables
+from traces.schema import METADATA_KEY, STEPS, Table
 from traces.telemetry_schema import (
     KIND,
     SAMPLES,
-    TELEMETRY_TABLES,
     telemetry_metadata_bytes,
     telemetry_table,
 )
@@ -98,33 +96,11 @@ def write_telemetry(
     rows_per_part: cut tables into parts of so many rows; closed: write closed.json with `status`.
     Returns root.
     """
-    metadata = telemetry_metadata_bytes(meta)
-    for name, data in tables.items():
-        size = rows_per_part or max(data.num_rows, 1)
-        for number, start in enumerate(range(0, max(data.num_rows, 1), size)):
-            write_part(root, telemetry_table(name), number, data.slice(start, size), metadata)
+    specs = {name: telemetry_table(name) for name in tables}
+    write_tables(root, specs, tables, telemetry_metadata_bytes(meta), rows_per_part)
     if closed:
         write_closed(root, {name: data.num_rows for name, data in tables.items()}, status)
     return root
-
-
-def read_telemetry_closed(root: Path) -> tuple[Closing | None, str | None]:
-    """The closing mark, or None and the reason why the end is not known."""
-    path = root / CLOSED_FILE
-    if not os.path.lexists(path):
-        return (
-            None,
-            "The telemetry was not closed: its writer was stopped, and the end may be missing.",
-        )
-    try:
-        if not is_file(path):
-            raise OSError("not a regular file")
-        content = json.loads(path.read_text())
-        names = {spec.name for spec in TELEMETRY_TABLES}
-        rows = {k: int(v) for k, v in content["rows"].items() if k in names}
-        return Closing(rows, str(content.get("status", COMPLETED))), None
-    except (ValueError, TypeError, AttributeError, KeyError, RecursionError, OSError):
-        return None, f"{CLOSED_FILE} is damaged, so the end of the telemetry may be missing."
 
 
 def telemetry_folder(path: Path, label: str) -> Path:

@@ -6,7 +6,6 @@ damage a killed writer explains. It repairs nothing and knows no engine.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,11 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
-from traces.recording_files import COMPLETED, Closing, list_parts
+from traces.recording_files import COMPLETED, read_closed
 from traces.recording_laws import TIME_TOLERANCE_S, Place, check_values, first_true
-from traces.recording_meta import DAMAGE, Meta, writer_notes
-from traces.schema import METADATA_KEY, Column, Table
-from traces.telemetry_files import read_telemetry_closed
+from traces.recording_meta import (
+    Meta,
+    check_same_run,
+    first_meta,
+    part_document,
+    writer_notes,
+)
+from traces.recording_reading import PartReading
+from traces.schema import Column, Table
 from traces.telemetry_schema import (
     KIND,
     READABLE_TELEMETRY_VERSIONS,
@@ -113,55 +118,23 @@ def _check_inferred(frame: pl.DataFrame, place: Place) -> None:
 
 
 @dataclass
-class ReadTables:
-    """What reading a folder gathers: metadata, closing mark, frames and notes.
+class TelemetryReading(PartReading):
+    """The checking of a telemetry folder's tables."""
 
-    last_meta: of the part read last, which holds a live recorder's final counts.
-    """
-
-    root: Path
-    label: str
-    meta: dict[str, Any]
-    closed: Closing | None
-    notes: list[str]
-    rows: dict[str, int] = field(default_factory=dict)
     frames: dict[str, pl.LazyFrame] = field(default_factory=dict)
-    last_meta: dict[str, Any] = field(default_factory=dict)
 
     def read(self, spec: Table) -> None:
-        """Check all parts of one table; sets rows and frame of it."""
-        found, notes = list_parts(self.root, spec, self.label)
-        self.notes += notes
+        """Check all parts of one table; sets rows, parts and frame of it."""
         laws = SampleLaws() if spec is SAMPLES else None
-        kept, total = [], 0
-        for part in found:
-            try:
-                total += self._read_part(part, spec, laws)
-            except DAMAGE as error:
-                if part is not found[-1] or self.closed is not None:
-                    raise self._damaged(part, spec, error) from error
-                self.notes.append(
-                    f"{spec.name}/{part.name} is damaged and was skipped: what it held is lost."
-                )
-            else:
-                kept.append(part)
-        stated = self.closed.rows.get(spec.name) if self.closed is not None else None
-        if stated is not None and stated != total:
-            raise Place("closed.json", self.label, spec.name).error(
-                "",
-                None,
-                f"{stated:,} rows were written, but {total:,} are there",
-                "Copy the whole folder again.",
-            )
-        if kept:
-            self.rows[spec.name] = total
+        self.read_parts(spec, lambda part: self._read_part(part, spec, laws))
+        if kept := self.parts.get(spec.name):
             self.frames[spec.name] = pl.concat([_scan_part(p, spec) for p in kept])
 
     def _read_part(self, part: Path, spec: Table, laws: SampleLaws | None) -> int:
         place = Place(part.name, self.label, spec.name)
         with pq.ParquetFile(part, page_checksum_verification=True) as file:
             meta = _part_meta(file, place)
-            _check_same_run(meta, self.meta, place)
+            check_same_run(meta, self.meta, place, SAME_RUN)
             self.last_meta = meta
             present = _present_columns(file.schema_arrow, spec, place)
             _scan_part(
@@ -179,21 +152,12 @@ class ReadTables:
                 offset += frame.height
         return offset
 
-    def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
-        said = str(error).strip().splitlines()
-        reason = said[0][:120] if said else type(error).__name__
-        return RecordingError(
-            part.name,
-            f"recording {self.label}, table {spec.name}",
-            f"the Parquet file is damaged or cut off ({reason})",
-            "Copy or upload the telemetry again.",
-        )
 
-
-def read_tables(root: Path, label: str) -> ReadTables:
+def read_tables(root: Path, label: str) -> TelemetryReading:
     """Read and check all tables of a folder. Raises RecordingError, OSError, ValueError."""
-    closed, note = read_telemetry_closed(root)
-    read = ReadTables(root, label, first_meta(root, label), closed, [note] if note else [])
+    closed, note = read_closed(root, TELEMETRY_TABLES)
+    meta = first_telemetry_meta(root, label)
+    read = TelemetryReading(root, label, closed, meta, [note] if note else [])
     if closed is not None and closed.status != COMPLETED:
         read.notes.append(f"The telemetry ends with a note of its writer: {closed.status}.")
     for spec in TELEMETRY_TABLES:
@@ -230,7 +194,7 @@ def _gaps(samples: pl.LazyFrame) -> list[str]:
     return notes
 
 
-def _lost_requests(meta: dict[str, Any]) -> list[str]:
+def _lost_requests(meta: Meta) -> list[str]:
     """What a live recorder counted as not recorded; samples count themselves, by their numbers."""
     counts = meta.get("writer")
     if not isinstance(counts, dict):
@@ -294,38 +258,14 @@ def _scan_part(part: Path, spec: Table) -> pl.LazyFrame:
     return _filled(frame, frame.collect_schema().names(), spec)
 
 
-def first_meta(root: Path, label: str) -> dict[str, Any]:
+def first_telemetry_meta(root: Path, label: str) -> Meta:
     """Metadata of the first part that can be read, kind and version checked. Raises RecordingError."""
-    last: BaseException | None = None
-    for spec in TELEMETRY_TABLES:
-        for part in list_parts(root, spec, label)[0]:
-            try:
-                with pq.ParquetFile(part) as file:
-                    return _part_meta(file, Place(part.name, label, spec.name))
-            except DAMAGE as error:
-                last = error
-    fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
-    raise RecordingError(
-        label, "", fault, "Copy the telemetry again, or record it again."
-    ) from last
+    return first_meta(root, label, TELEMETRY_TABLES, _part_meta)
 
 
-def _part_meta(file: pq.ParquetFile, place: Place) -> dict[str, Any]:
+def _part_meta(file: pq.ParquetFile, place: Place) -> Meta:
     """The metadata document of a part, kind and version checked. Raises RecordingError."""
-    raw = (file.schema_arrow.metadata or {}).get(METADATA_KEY)
-    if raw is None:
-        raise place.error(
-            "",
-            None,
-            f"the file has no metadata under {METADATA_KEY.decode()!r}",
-            "This Parquet file was not written by KV Replay.",
-        )
-    try:
-        meta = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise place.error("", None, f"the metadata is no JSON ({error})", _REMEDY) from error
-    if not isinstance(meta, dict):
-        raise place.error("", None, "the metadata is no JSON object", _REMEDY)
+    meta = part_document(file, place)
     if meta.get("kind") != KIND:
         raise place.error(
             "",
@@ -345,14 +285,3 @@ def _part_meta(file: pq.ParquetFile, place: Place) -> dict[str, Any]:
         if not isinstance(meta.get(key, {}), dict):
             raise place.error("", None, f"the metadata's {key} is no JSON object", _REMEDY)
     return meta
-
-
-def _check_same_run(found: dict[str, Any], first: dict[str, Any], place: Place) -> None:
-    for key in SAME_RUN:
-        if found.get(key) != first.get(key):
-            raise place.error(
-                "",
-                None,
-                f"the part belongs to another recording: its {key} differs from that of the first part",
-                "Separate the recordings.",
-            )
