@@ -207,6 +207,17 @@ def test_a_request_that_ended_has_its_times_and_no_readable_id(tmp_path: Path) -
     assert len(request["request_id"]) == 24
 
 
+def test_preemptions_of_a_request_are_kept_where_a_newer_vllm_counts_them(
+    tmp_path: Path,
+) -> None:
+    step = iteration_stats(finished_requests=[finished(), finished(num_preemptions=3)])
+
+    requests = record(tmp_path, [(scheduler_stats(), step)]).finished_requests
+
+    assert requests is not None
+    assert requests["num_preemptions"].to_list() == [None, 3]
+
+
 def test_ids_with_one_salt_can_be_joined_and_without_one_cannot(tmp_path: Path) -> None:
     step = (scheduler_stats(), iteration_stats(finished_requests=[finished()]))
 
