@@ -1,11 +1,12 @@
 # make run    start the app            make test   everything that CI runs (sets itself up)
 # make check  format, lint, types, tests            make bench  benchmarks    make shots  pictures
+# make parity compare with vLLM 0.26.0's own scheduler, live (installs it, 2.2 GB)
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: run check test lint types format bench shots clean setup
+.PHONY: run check test lint types format bench shots clean setup parity
 
 setup: $(STAMP)
 
@@ -31,7 +32,27 @@ types: setup
 # The core is compiled once and cached before the workers start, so that they do not all compile it.
 test: setup
 	$(PY) -m engine warm-up
-	$(PY) -m pytest -n $(JOBS) --dist loadfile
+	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not parity"
+
+# vLLM's scheduler in an environment of its own, unless KV_REPLAY_VLLM_PYTHON names an interpreter that
+# has it. vLLM goes in without its needs, which would bring several GB of CUDA packages. torch comes in
+# the build that pip finds: set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to where its CPU builds are.
+VLLM_VENV := .venv-vllm
+VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+ifndef KV_REPLAY_VLLM_PYTHON
+VLLM_STAMP := $(VLLM_VENV)/.installed
+endif
+
+$(VLLM_VENV)/.installed: requirements-parity.txt
+	test -x $(VLLM_VENV)/bin/python || python3 -m venv $(VLLM_VENV)
+	$(VLLM_PIP) torch==2.13.0
+	$(VLLM_PIP) --no-deps vllm==0.26.0 xgrammar==0.2.9
+	$(VLLM_PIP) --no-warn-conflicts -r requirements-parity.txt
+	touch $@
+
+parity: setup $(VLLM_STAMP)
+	$(PY) -m engine warm-up
+	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -m parity
 
 check: lint types test
 
@@ -42,7 +63,7 @@ shots: setup
 	$(PY) -m docs.make_pictures
 
 clean:
-	rm -rf $(VENV) artifacts .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(VLLM_VENV) artifacts .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The two recordings that the app opens with: one sample under both modes, on one 24 GB card.
