@@ -22,6 +22,7 @@ from analyzer.pages.parts.settings_form import Choice
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store
 from analyzer.pages.parts.view import Aligned, timeline_rows
+from engine.config import PREEMPTION_MODES
 from tests.builders import make_meta, make_requests, make_steps, write
 from traces import samples
 from traces.errors import SettingsError
@@ -366,9 +367,14 @@ def test_a_result_of_another_trace_is_not_linked_to_under_a_new_one(
     assert "a" not in app.query_params
 
 
-def wait_for_replay(app: AppTest) -> None:
+def link_of(app: AppTest) -> dict[str, str]:
+    return {name: str(app.query_params[name]) for name in app.query_params}
+
+
+def wait_for_replay(app: AppTest, title: str = "") -> None:
     for _ in range(600):
-        if app.session_state["pair"] is not None or app.error:
+        there = app.session_state["pair"] is not None and title in app.title[0].value
+        if there or app.error:
             return
         time.sleep(0.5)
         app.run()
@@ -588,3 +594,49 @@ def test_two_replays_wait_for_one_compiler_and_a_cancelled_one_never_simulates(
     assert ended == [True, True]
     assert [job.error for job in jobs] == [None, None]
     assert simulated == []
+
+
+def test_the_panel_offers_every_preemption_mode_of_the_engine(store: Store) -> None:
+    app = open_page()
+
+    boxes = [e for e in app.selectbox if e.label in ("A preempts by", "B preempts by")]
+    assert [list(box.options) for box in boxes] == [list(PREEMPTION_MODES)] * 2
+    assert [box.value for box in boxes] == ["recompute", "swap"]
+    assert "cheapest" in PREEMPTION_MODES
+
+
+def test_any_two_modes_can_be_replayed_against_each_other(store: Store, tmp_path: Path) -> None:
+    (tmp_path / "mine.csv").write_text(TRACE)
+    app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
+    wait_for_replay(app)
+    for label, mode in (("A preempts by", "swap"), ("B preempts by", "cheapest")):
+        next(e for e in app.selectbox if e.label == label).set_value(mode)
+
+    next(b for b in app.button if b.label.startswith("Apply")).click().run()
+    wait_for_replay(app, "A swap against B cheapest")
+
+    assert app.title[0].value == "A swap against B cheapest"
+    assert not app.error
+    panel = {e.label: e.value for e in open_page(**link_of(app)).selectbox}
+    assert (panel["A preempts by"], panel["B preempts by"]) == ("swap", "cheapest")
+
+
+def test_what_was_not_recorded_is_said_and_not_shown_as_zero(
+    store: Store, tmp_path: Path
+) -> None:
+    unseen = ["steps.stall_s", "steps.swap_out_bytes", "events.cost_s", "events.swap_est_s"]
+    meta = make_meta(clock="measured", executor="vllm", not_recorded=unseen)
+    run = write(
+        tmp_path / "live", make_steps([1, 2]), requests=make_requests([REQUEST]), meta=meta
+    )
+
+    app = open_page(a=link(store, run)[0], b=link(store, run)[0])
+
+    figures = app.dataframe[-1].value
+    told = dict(zip(figures["Figure"], figures["A"], strict=True))
+    assert not app.error
+    assert (told["Stalled for copies"], told["Copied out to the host"]) == ("not recorded",) * 2
+    assert told["Preemption cost"] == "not recorded"
+    assert told["Tokens recomputed"] == "0"
+    cards = next(h for h in app.get("html") if "kv-cards" in str(h.proto.body))
+    assert "not recorded" in cards.proto.body

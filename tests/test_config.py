@@ -58,11 +58,15 @@ def test_the_victim_follows_the_policy_unless_it_is_named() -> None:
     assert (fcfs, priority, named) == (0, 1, 0)
 
 
-def test_host_blocks_are_for_swap_only() -> None:
-    recompute = resolve(make_settings(num_host_blocks=7))
-    swap = resolve(make_settings(num_host_blocks=7, preemption_mode="swap"))
+def test_host_blocks_are_for_modes_that_copy() -> None:
+    blocks = {
+        mode: resolve(
+            make_settings(num_host_blocks=7, preemption_mode=mode, clock="modelled")
+        ).host_blocks
+        for mode in ("recompute", "swap", "cheapest")
+    }
 
-    assert (recompute.host_blocks, swap.host_blocks) == (0, 7)
+    assert blocks == {"recompute": 0, "swap": 7, "cheapest": 7}
 
 
 def test_host_gib_are_whole_blocks() -> None:

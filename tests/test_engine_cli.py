@@ -81,6 +81,16 @@ def test_swap_flags_reach_the_run(trace: Path, tmp_path: Path) -> None:
     assert recording.steps["swap_out_bytes"].sum() > 0
 
 
+def test_cheapest_is_a_mode_of_preemption(trace: Path, tmp_path: Path) -> None:
+    code = run(trace, "--out", tmp_path / "out", *SMALL, "--preemption", "cheapest")
+
+    events = open_recording(tmp_path / "out").events.to_dicts()
+    victims = [e for e in events if e["kind"] == "preempt"]
+    assert code == 0
+    assert {e["mode_asked"] for e in victims} == {"cheapest"}
+    assert all(e["recompute_est_s"] > 0 and e["swap_est_s"] > 0 for e in victims)
+
+
 def test_a_window_and_a_rate_change_the_arrivals(timed_csv: Path, tmp_path: Path) -> None:
     run(timed_csv, "--out", tmp_path / "out", *SMALL, "--window", "0.4:", "--rate-scale", "3")
 
