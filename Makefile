@@ -6,7 +6,7 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: run check test lint types format bench shots clean setup parity
+.PHONY: run check test lint types format bench shots clean setup parity bench-vllm
 
 setup: $(STAMP)
 
@@ -58,6 +58,9 @@ check: lint types test
 
 bench: setup
 	for script in simulator_speed cost_model_error measured_runs; do $(PY) benchmarks/$$script.py || exit 1; done
+
+bench-vllm: setup $(VLLM_STAMP)
+	$(PY) benchmarks/scheduler_vs_vllm.py
 
 shots: setup
 	$(PY) -m docs.make_pictures

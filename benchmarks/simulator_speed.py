@@ -1,12 +1,10 @@
-"""Speed and memory of the simulator, beside vLLM's own scheduler where that is installed.
+"""Speed and memory of the simulator (beside vLLM's own scheduler: scheduler_vs_vllm.py).
 
-    python benchmarks/simulator_speed.py [--shared ../shared] [--vllm-python PYTHON] [--steps N] [--write]
+    python benchmarks/simulator_speed.py [--shared ../shared] [--steps N] [--write]
 
-Three tables. (1) The loop alone: scheduler, cost model and row buffers, about 230 running requests,
+Two tables. (1) The loop alone: scheduler, cost model and row buffers, about 230 running requests,
 prefix cache off and on, ample and scarce pool. (2) Whole processes of `python -m engine simulate`,
-recording included: poisson-2000 at 1,200 blocks, and 20,000 requests of the same kind. (3) With
---vllm-python (an interpreter that has vLLM 0.26.0, see ../shared/oracle/README.md): vLLM's own
-schedule() + update_from_output() at 64 and 256 running, and ours on the same load in the same minutes.
+recording included: poisson-2000 at 1,200 blocks, and 20,000 requests of the same kind.
 
 CPU time throughout (the machine may be shared); best of the repeats, spread beside it. Each process
 is warmed up once before.
@@ -169,70 +167,9 @@ def _ten_times(trace: Path, out: Path) -> None:
                 handle.write(",".join(cells) + "\n")
 
 
-def beside_vllm(python: str, shared: Path) -> list[str]:
-    """Table of vLLM's own scheduler and ours at a steady batch."""
-    oracle = shared / "oracle" / "vllm_oracle.py"
-    rows = [
-        "| running | prefix cache | vLLM steps/s | ours steps/s | ratio |",
-        "|---|---|---|---|---|",
-    ]
-    for running in (64, 256):
-        for caching in (False, True):
-            flag = "--enable-prefix-caching" if caching else "--no-enable-prefix-caching"
-            command = [
-                python,
-                str(oracle),
-                "bench",
-                "--running",
-                str(running),
-                "--steps",
-                "400",
-            ]
-            done = subprocess.run(
-                [*command, "--repeat", "3", flag],
-                capture_output=True,
-                text=True,
-                check=True,
-                env=os.environ | {"PYTHONHASHSEED": "0"},
-            )
-            theirs = max(
-                json.loads(line)["steps_per_s_cpu"]
-                for line in done.stdout.splitlines()
-                if line[:1] == "{"
-            )
-            ours = _steady(running, caching)
-            rows.append(
-                f"| {running} | {'on' if caching else 'off'} | {theirs:,.0f} | {ours:,.0f} | {ours / theirs:.0f} x |"
-            )
-    return rows
-
-
-def _steady(running: int, caching: bool) -> float:
-    """Steps a CPU second of `running` requests that decode without end; 512-token prompts, as vLLM's bench."""
-    blocks = 1 + running * (-(-(512 + 20_464) // 16))
-    settings = EngineSettings(
-        num_gpu_blocks=blocks,
-        max_num_seqs=running,
-        max_num_batched_tokens=max(8192, running),
-        enable_prefix_caching=caching,
-    )
-    resolved = resolve(settings)
-    best = 0.0
-    for _ in range(REPEATS):
-        state = make_state(
-            columns(np.full(running, 512), np.full(running, 20_464)), resolved.rules
-        )
-        run_chunk(state, resolved.rules, resolved.cost, 100)
-        state.c[0].num_step_rows = state.c[0].num_event_rows = 0
-        spent, done, _, _ = drive(state, resolved, 16_000)
-        best = max(best, done / spent)
-    return best
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--shared", type=Path, default=ROOT.parent / "shared")
-    parser.add_argument("--vllm-python", help="interpreter with vLLM 0.26.0")
     parser.add_argument("--steps", type=int, default=200_000)
     parser.add_argument("--write", action="store_true")
     args = parser.parse_args()
@@ -250,9 +187,6 @@ def main() -> int:
         "",
         *whole_processes(args.shared),
     ]
-    if args.vllm_python:
-        text += ["", "## Beside vLLM 0.26.0's own scheduler, CPU time", ""]
-        text += beside_vllm(args.vllm_python, args.shared)
     print("\n".join(text))
     if args.write:
         out = ROOT / "benchmarks" / "results" / f"{datetime.date.today()}-simulator-speed.md"

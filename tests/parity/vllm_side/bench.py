@@ -11,6 +11,7 @@ import argparse
 import gc
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from tests.parity.vllm_side.requests import make_request, sampled_token
@@ -20,30 +21,40 @@ WARM_UP = 8
 _ROOM = 64  # output tokens beyond the measured ones
 
 
-def bench_settings(args: argparse.Namespace) -> Settings:
-    """A pool that holds the whole batch to its end."""
-    blocks = -(-(args.prompt + args.steps + _ROOM) // 16)
-    return Settings(
-        num_blocks=1 + args.running * blocks,
-        max_num_seqs=args.running,
-        max_num_batched_tokens=max(8192, args.running),
-        enable_prefix_caching=not args.no_prefix_caching,
-        async_scheduling=args.async_scheduling,
-    )
+@dataclass(frozen=True)
+class Load:
+    """A steady batch: how many requests run, their prompts, for how many steps."""
+
+    running: int
+    prefix_caching: bool
+    async_scheduling: bool
+    prompt: int
+    steps: int
+
+    def settings(self) -> Settings:
+        """A pool that holds the whole batch to its end."""
+        blocks = -(-(self.prompt + self.steps + _ROOM) // 16)
+        return Settings(
+            num_blocks=1 + self.running * blocks,
+            max_num_seqs=self.running,
+            max_num_batched_tokens=max(8192, self.running),
+            enable_prefix_caching=self.prefix_caching,
+            async_scheduling=self.async_scheduling,
+        )
 
 
 class Batch:
     """A scheduler with a steady batch, one step at a time."""
 
-    def __init__(self, args: argparse.Namespace) -> None:
-        s = bench_settings(args)
-        self.scheduler = make_scheduler(s, args.scheduler_cls)
+    def __init__(self, load: Load, class_name: str | None) -> None:
+        s = load.settings()
+        self.scheduler = make_scheduler(s, class_name)
         hasher = block_hasher(s)
-        for i in range(args.running):
+        for i in range(load.running):
             row = {
                 "request_id": f"r{i}",
-                "prompt_tokens": args.prompt,
-                "output_tokens": args.steps + _ROOM,
+                "prompt_tokens": load.prompt,
+                "output_tokens": load.steps + _ROOM,
             }
             self.scheduler.add_request(make_request(i, i, row, s, hasher))
         self._sampled = 0
@@ -76,27 +87,30 @@ class Batch:
         return scheduled - start, time.thread_time() - made
 
 
+def measure(load: Load, class_name: str | None = None) -> dict[str, Any]:
+    """Mean CPU seconds of a step, and steps a CPU second, over one batch's steady steps."""
+    batch = Batch(load, class_name)
+    gc.collect()
+    spent = [batch.step() for _ in range(load.steps)]
+    if (running := len(batch.scheduler.running)) != load.running:
+        raise RuntimeError(f"{running} requests ran, not {load.running}")
+    schedule, update = (sum(column) for column in zip(*spent, strict=True))
+    whole = sorted(a + b for a, b in spent)
+    return vars(load) | {
+        "scheduler": type(batch.scheduler).__name__,
+        "schedule_cpu_s": schedule / load.steps,
+        "update_cpu_s": update / load.steps,
+        "step_cpu_s_p50": whole[len(whole) // 2],
+        "step_cpu_s_p99": whole[int(len(whole) * 0.99)],
+        "steps_per_cpu_s": load.steps / (schedule + update),
+    }
+
+
 def bench_lines(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """One line of figures a repeat."""
+    """One line of figures a repeat of each load; the loads take turns, so that all share the hour."""
+    caching = {"on": [True], "off": [False], "both": [False, True]}[args.prefix_caching]
     for _ in range(args.repeat):
-        batch = Batch(args)
-        gc.collect()
-        spent = [batch.step() for _ in range(args.steps)]
-        running = len(batch.scheduler.running)
-        if running != args.running:
-            raise RuntimeError(f"{running} requests ran, not {args.running}")
-        schedule, update = (sum(column) for column in zip(*spent, strict=True))
-        whole = sorted(a + b for a, b in spent)
-        yield {
-            "scheduler": type(batch.scheduler).__name__,
-            "running": args.running,
-            "prefix_caching": not args.no_prefix_caching,
-            "async_scheduling": args.async_scheduling,
-            "steps": args.steps,
-            "prompt_tokens": args.prompt,
-            "schedule_cpu_s": schedule / args.steps,
-            "update_cpu_s": update / args.steps,
-            "step_cpu_s_p50": whole[len(whole) // 2],
-            "step_cpu_s_p99": whole[int(len(whole) * 0.99)],
-            "steps_per_cpu_s": args.steps / (schedule + update),
-        }
+        for running in args.running:
+            for cached in caching:
+                load = Load(running, cached, args.async_scheduling, args.prompt, args.steps)
+                yield measure(load, args.scheduler_cls)
