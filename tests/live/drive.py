@@ -1,8 +1,9 @@
 """Run by the interpreter that has vLLM: python -m tests.live.drive < cases > answers.
 
 A case a line: name, settings and rows as in tests/parity, `out` (where to record), optionally
-`environ` (more KV_REPLAY_ variables), `scheduler` (class) and `end`: how the run ends ("shutdown",
-or "kill": SIGKILL once the first part is on disk). An answer a line: the totals, or the error.
+`environ` (more KV_REPLAY_ variables), `scheduler` (class), `steps` (file for the driver's own records)
+`broken` (see broken.py) and `kill_at`: SIGKILL itself at that step, once a part is on disk. An answer a line: the totals, the
+ids that finished, and the error.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from typing import Any
 
 os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
-os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+os.environ.setdefault("VLLM_LOGGING_LEVEL", "WARNING")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
+
+from tests.live.broken import broken
 
 SCHEDULER = "engine.live.vllm.RecordingScheduler"
 
@@ -51,20 +54,20 @@ def run(case: dict[str, Any]) -> dict[str, Any]:
     runner = Case(
         settings_from(case["settings"]), case["rows"], case.get("scheduler", SCHEDULER)
     )
-    if case.get("end") == "kill":
-        wait = case["settings"].get("max_steps", 0)
+    kill_at = case.get("kill_at")
 
-        def look(record: dict[str, Any]) -> None:
-            if record["step"] == wait - 2:
-                wait_for_parts(Path(case["out"]))
-                os.kill(os.getpid(), signal.SIGKILL)
+    def look(record: dict[str, Any]) -> None:
+        records.append(record)
+        if record["step"] == kill_at:
+            wait_for_parts(Path(case["out"]))
+            os.kill(os.getpid(), signal.SIGKILL)
 
-        runner.run(look)
-    totals = runner.run(records.append)
+    totals = runner.run(look)
     runner.scheduler.shutdown()
     if "steps" in case:
         Path(case["steps"]).write_text("".join(json.dumps(r) + "\n" for r in records))
-    return {"class": type(runner.scheduler).__name__, **vars(totals)}
+    finished = [i for r in records for i in r["finished"]]
+    return {"class": type(runner.scheduler).__name__, "finished": finished, **vars(totals)}
 
 
 def main() -> int:
@@ -73,8 +76,10 @@ def main() -> int:
     logging.disable(logging.INFO)
     for line in sys.stdin:
         case = json.loads(line)
+        print(f"--- {case['name']}", file=sys.stderr, flush=True)
         try:
-            answer = {"name": case["name"], "error": None, **run(case)}
+            with broken(case.get("broken")):
+                answer = {"name": case["name"], "error": None, **run(case)}
         except Exception as error:
             answer = {"name": case["name"], "error": f"{type(error).__name__}: {error}"}
             traceback.print_exc()

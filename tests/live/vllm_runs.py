@@ -34,15 +34,12 @@ def need_vllm() -> Path:
 
 def drive(
     cases: Iterable[Mapping[str, Any]],
-    *,
-    environ: Mapping[str, str] | None = None,
-    module: str = "tests.live.drive",
 ) -> tuple[list[dict[str, Any]], str]:
     """Answers of the driver, in order, and what its process said on standard error."""
     done = subprocess.run(
-        [str(need_vllm()), "-m", module],
+        [str(need_vllm()), "-m", "tests.live.drive"],
         cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": "0"} | dict(environ or {}),
+        env=os.environ | {"PYTHONHASHSEED": "0"},
         input="".join(json.dumps(c) + "\n" for c in cases),
         capture_output=True,
         text=True,
