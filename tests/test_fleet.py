@@ -314,5 +314,8 @@ def test_a_zip_of_several_ranks_names_them(tmp_path: Path) -> None:
 
 
 def test_where_a_recording_is_needed_telemetry_says_what_it_is(tmp_path: Path) -> None:
-    with pytest.raises(RecordingError, match="the folder holds telemetry"):
-        open_recording(write_telemetry(tmp_path / "t"))
+    root = write_telemetry(tmp_path / "run" / "stats-00")
+
+    for path in (root, root.parent):
+        with pytest.raises(RecordingError, match="the folder holds telemetry"):
+            open_recording(path)

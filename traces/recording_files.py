@@ -239,7 +239,7 @@ def find_root(path: Path, label: str) -> Path:
             f"the folder holds {len(inner)} recordings ({names})",
             f"Open one of them by its own path, such as {label}/{inner[0].name}.",
         )
-    if is_folder(path / SAMPLES.name):
+    if any(is_folder(p / SAMPLES.name) for p in (path, *path.iterdir())):
         raise RecordingError(
             label,
             "",

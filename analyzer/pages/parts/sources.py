@@ -12,6 +12,7 @@ from typing import Any
 import streamlit as st
 
 from analyzer.pages.parts import state
+from analyzer.pages.parts.fleets import choose_rank
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.state import TraceRef
@@ -116,11 +117,12 @@ def _recording_inputs(store: Store) -> None:
         _close_uploader("recordings")
     for side in "ab":
         path = _path_input(f"path_{side}", f"or {side.upper()}: folder or zip on this machine")
-        if path:
-            _set_side(side, store.link(Path(path)))
+        chosen = choose_rank(side, path)
+        if chosen is not None:
+            _set_side(side, store.link(chosen))
             st.rerun()
     _chosen_sides(store)
-    st.caption(f"A recording is a folder or zip that the engine wrote. {LOCAL}")
+    st.caption(f"A recording is a folder or zip that the engine or a recorder wrote. {LOCAL}")
 
 
 def _uploader(name: str, label: str, several: bool) -> Any:
