@@ -25,6 +25,12 @@ def workload_of(recording: Recording) -> Workload:
     what is missing. Raises WorkloadError where no request has a prompt length.
     """
     requests = _with_order(recording)
+    came = ~(
+        (pl.col("status").cast(pl.String) == "unfinished")
+        & pl.col("place").is_null()
+        & pl.col("arrival_step").is_null()
+    )
+    requests = requests.filter(came)  # the run ended before the others arrived
     known = requests.filter(
         pl.col("prompt_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
     )

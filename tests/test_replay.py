@@ -1,0 +1,122 @@
+"""A recording holds its workload: running it again gives the same decisions."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from engine.config import EngineSettings
+from engine.replay import settings_of
+from engine.simulator import simulate
+from tests.engine_builders import make_request, make_settings, make_trace
+from traces.errors import SettingsError, WorkloadError
+from traces.recording import Recording, open_recording
+from traces.recording_meta import Meta
+from traces.replay import MORE_TOKENS, workload_of
+
+# Two that do not fit together to their ends, one that is aborted, one with a shared prefix.
+TRACE = make_trace(
+    make_request("a", 6, 6, prefix=[7]),
+    make_request("b", 6, 6, arrival=1, prefix=[7]),
+    make_request("c", 3, 20, arrival=2, abort=6, priority=2),
+    make_request("d", 5, 2, arrival=30),
+    prefix_block_tokens=4,
+)
+
+
+def run(folder: Path, **changes: object) -> Recording:
+    simulate(TRACE, make_settings(5, enable_prefix_caching=True, **changes), folder)
+    return open_recording(folder)
+
+
+def decisions(recording: Recording) -> tuple[list[object], list[object]]:
+    steps = recording.steps.drop("t_start_s", "duration_s")
+    return steps.rows(), recording.events.drop("t_s").rows()  # type: ignore[return-value]
+
+
+def test_the_workload_of_a_recording_has_what_was_asked(tmp_path: Path) -> None:
+    workload = workload_of(run(tmp_path))
+
+    table = workload.table
+    assert table["request_id"].to_list() == ["a", "b", "c", "d"]
+    assert table["prompt_tokens"].to_list() == [6, 6, 3, 5]
+    assert table["output_tokens"].to_list()[:2] == [6, 6]
+    assert table["output_tokens"][2] > MORE_TOKENS  # it was cut short: it must not end before
+    assert table["arrival_step"].to_list() == [0, 1, 2, 30]
+    assert table["abort_step"].to_list() == [None, None, 6, None]
+    assert table["priority"].to_list() == [0, 0, 2, 0]
+    assert table["prefix_ids"].to_list() == [[7], [7], [], []]
+    assert workload.prefix_block_tokens == 4
+    assert "1 requests were aborted or unfinished" in " ".join(workload.report.notes)
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_it_decides_the_same_again(asynchronous: bool, tmp_path: Path) -> None:
+    first = run(tmp_path / "a", async_scheduling=asynchronous)
+
+    simulate(workload_of(first), settings_of(first.meta), tmp_path / "b")
+
+    again = open_recording(tmp_path / "b")
+    assert first.steps["num_preempted"].sum() > 0
+    assert decisions(again) == decisions(first)
+
+
+def test_unfinished_requests_are_aborted_where_the_recording_ends(tmp_path: Path) -> None:
+    first = run(tmp_path / "a", max_steps=4)
+
+    workload = workload_of(first)
+
+    assert first.requests["status"].to_list().count("unfinished") == 4
+    assert workload.table["request_id"].to_list() == ["a", "b", "c"]  # d had not arrived
+    assert workload.table["abort_step"].to_list() == [4, 4, 4]
+
+
+def test_requests_without_a_prompt_length_are_left_out_and_counted(tmp_path: Path) -> None:
+    run(tmp_path)
+    (tmp_path / "closed.json").unlink()
+    (tmp_path / "requests" / "part-00000.parquet").unlink()
+    recording = open_recording(tmp_path)
+
+    with pytest.raises(WorkloadError, match="no request says its prompt length"):
+        workload_of(recording)
+
+    assert recording.requests.filter(pl.col("prompt_tokens").is_null()).height == 4
+
+
+def test_settings_come_back_from_metadata(tmp_path: Path) -> None:
+    settings = make_settings(
+        5, watermark=0.1, policy="priority", long_prefill_token_threshold=3
+    )
+    simulate(TRACE, settings, tmp_path)
+
+    assert settings_of(open_recording(tmp_path).meta) == settings
+
+
+def test_vllms_faults_are_replayed_with_a_recording_from_vllm() -> None:
+    meta = Meta({"executor": "vllm", "vllm_baseline": "0.26.0", "settings": {"block_size": 32}})
+
+    assert settings_of(meta) == EngineSettings(block_size=32, compat="vllm-0.26")
+    assert settings_of(meta, compat=None) == EngineSettings(block_size=32)
+
+
+def test_a_newer_vllm_gets_no_old_faults() -> None:
+    meta = Meta({"executor": "vllm", "vllm_baseline": "0.33.0", "settings": {}})
+
+    assert settings_of(meta).compat is None
+
+
+def test_a_model_that_is_not_known_is_replaced_and_said() -> None:
+    meta = Meta({"settings": {"model": "acme/secret-7b"}})
+
+    with pytest.warns(UserWarning, match="model 'acme/secret-7b' is not known here"):
+        settings = settings_of(meta)
+
+    assert settings.model == EngineSettings().model
+
+
+def test_a_setting_that_cannot_be_is_refused() -> None:
+    with pytest.raises(SettingsError, match="block_size"), warnings.catch_warnings():
+        settings_of(Meta({"settings": {"block_size": 0}}))
