@@ -232,7 +232,7 @@ def _header(a: Run, b: Run, ref: PairRef, is_sample: bool, before: str) -> None:
             anchor=False,
             width="content",
         )
-        st.button("⇄ Swap A and B", on_click=_swap, args=(ref.swapped(),), key="swap_sides")
+        st.button("⇄ Exchange A and B", on_click=_swap, args=(ref.swapped(),), key="swap_sides")
     sample = (
         "**Sample data** (to replay your own, choose *Trace* on the left) · "
         if is_sample

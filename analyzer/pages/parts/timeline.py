@@ -153,10 +153,14 @@ def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:
     said = [f"Shown: {length}"]
     for side, sums in range_sums(pair, shown).items():
         restored = f", {sums.restored_tokens:,} restored" if sums.restored_tokens else ""
-        stall = NOT_RECORDED if sums.stall_s is None else seconds(sums.stall_s)
+        stall = (
+            f"stall {NOT_RECORDED}"
+            if sums.stall_s is None
+            else f"stalled {seconds(sums.stall_s)}"
+        )
         said.append(
             f"{side}: {sums.num_steps:,} steps, {sums.num_preemptions:,} preemptions, "
-            f"{sums.recomputed_tokens:,} tokens recomputed{restored}, stalled {stall}"
+            f"{sums.recomputed_tokens:,} tokens recomputed{restored}, {stall}"
         )
     keys = "Drag to zoom, double-click for all. Keys: W S zoom, A D move, 0 all."
     st.caption("  \n".join([" · ".join(said), keys]))

@@ -21,6 +21,7 @@ from analyzer.figures import Capacity, Readings, Row, Shade, XAxis
 from analyzer.look import Role, Side, three_digits
 from analyzer.marks import Areas, Band, Bars, Difference, Line, Look, Mark
 from analyzer.pages.parts.runs import Run, run_names
+from analyzer.words import NOT_RECORDED
 
 Alignment = Literal["time", "step", "progress"]
 ALIGNMENTS: dict[Alignment, str] = {"time": "Time", "step": "Step", "progress": "Progress"}
@@ -524,6 +525,10 @@ def _host(view: _View) -> list[Row]:
     here = view.bucket_of_cursor(starts)
     share = {str(s): y[here] for s, y in busy.items()}
     host = [view.line(s, "host_used_blocks", "host blocks") for s in sides]
+    blind = [
+        s for s, r in view.pair.runs.items() if "steps.host_used_blocks" in r.meta.not_recorded
+    ]
+    note = f"{NOT_RECORDED} in {' and '.join(blind)}" if blind else ""
     link = [Line(f"link busy · {s}", starts, y.astype(np.float32), s) for s, y in busy.items()]
     return [
         Row(
@@ -532,6 +537,7 @@ def _host(view: _View) -> list[Row]:
             "blocks",
             host,
             68,
+            note=note,
             readings=Readings("Host blocks", used, ""),
         ),
         Row(
@@ -540,6 +546,7 @@ def _host(view: _View) -> list[Row]:
             "% of the time",
             link,
             60,
+            note=note,
             readings=Readings("Link busy", share, "%", ",.1f"),
         ),
     ]
