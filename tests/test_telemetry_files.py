@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import traces
 from traces.errors import RecordingError
-from traces.telemetry import Telemetry, make_telemetry, open_telemetry
+from traces.telemetry import Origin, Telemetry, make_telemetry, open_telemetry
 from traces.telemetry_files import fill_table, is_telemetry, write_telemetry
 from traces.telemetry_schema import SAMPLES, VALUE_NAMES, telemetry_metadata
 
@@ -308,3 +310,40 @@ def test_a_single_file_and_a_missing_one_are_refused(tmp_path: Path) -> None:
         open_telemetry(file)
     with pytest.raises(RecordingError, match="no such file or folder"):
         open_telemetry(tmp_path / "nowhere")
+
+
+def zipped(root: Path, archive: Path) -> Path:
+    with zipfile.ZipFile(archive, "w") as out:
+        for path in sorted(root.rglob("*.*")):
+            out.write(path, path.relative_to(root.parent))
+    return archive
+
+
+def test_a_zip_of_telemetry_opens_as_the_folder_does(tmp_path: Path) -> None:
+    two_files_of_lines().write(tmp_path / "t")
+    archive = zipped(tmp_path / "t", tmp_path / "t.zip")
+
+    telemetry = traces.open_any(archive)
+
+    assert isinstance(telemetry, Telemetry)
+    assert telemetry.samples.equals(open_telemetry(tmp_path / "t").samples)
+    assert telemetry.text(Origin("server.log", 9, 1)) == ["Running: 31"]
+
+
+def test_an_unpacked_zip_goes_when_its_telemetry_does(tmp_path: Path) -> None:
+    telemetry = open_telemetry(zipped(write(tmp_path / "t"), tmp_path / "t.zip"))
+    root = telemetry.root
+    assert root is not None
+    assert root.exists()
+
+    del telemetry
+
+    assert not root.exists()
+
+
+def test_a_zip_that_is_cut_off_is_one_sentence(tmp_path: Path) -> None:
+    archive = zipped(write(tmp_path / "t"), tmp_path / "t.zip")
+    archive.write_bytes(archive.read_bytes()[:-100])
+
+    with pytest.raises(RecordingError, match="a single file"):
+        open_telemetry(archive)

@@ -49,8 +49,8 @@ SAMPLE_PREFIX = "sample:"  # "sample:chat" names a bundled workload where a trac
 
 
 def open_any(path: PathLike, **how: Any) -> Workload | Recording | Telemetry | Fleet:
-    """The Recording in a folder, zip or Parquet part; Telemetry in a folder; the Fleet in a folder
-    of several of them; else the Workload in a file.
+    """The Recording or Telemetry in a folder or zip; the Fleet in a folder of several of them; else
+    the Workload in a file.
 
     how: keywords of `open_workload`. Raises RecordingError, WorkloadError, or NotAWorkloadError
     for logs and metrics (read elsewhere) and for files that are nothing of it.
@@ -117,8 +117,8 @@ def open_workload(
 
         return load(paths.removeprefix(SAMPLE_PREFIX))
     if isinstance(paths, str | Path):
-        if is_folder(Path(paths)):
-            return _workload_of_folder(paths, name, window_s)
+        if what_is(paths)[1] == TELEMETRY or is_folder(Path(paths)):
+            return _workload_of_recorded(paths, name, window_s)
         source = inspect(paths, name)
         return to_workload(read_raw(source, options), source.name, window_s)
     if not paths:
@@ -132,10 +132,10 @@ def open_workload(
     return to_workload(raw, name or f"{sources[0].name} and {len(sources) - 1} more", window_s)
 
 
-def _workload_of_folder(
+def _workload_of_recorded(
     path: PathLike, name: str | None, window_s: tuple[float, float | None] | None
 ) -> Workload:
-    """The Workload of telemetry that was recorded; any other folder is refused by what it holds."""
+    """The Workload of recorded telemetry; any other folder is refused by what it holds."""
     found, kind = what_is(path)
     if kind == TELEMETRY:
         from traces.telemetry_workload import open_telemetry_workload

@@ -124,15 +124,18 @@ def zip_recording(root: Path, out: Path) -> Path:
     return out
 
 
-def unzip_recording(archive_path: Path, target: Path, label: str) -> None:
+def unzip_recording(
+    archive_path: Path, target: Path, label: str, tables: Iterable[Table] = TABLES
+) -> None:
     """Extract the files of a zipped recording below `target`, one leading folder removed.
 
-    Only names of the layout are extracted; what else the zip holds stays in it. Raises
-    RecordingError for a damaged zip, a name that leaves the folder, or absurd sizes.
+    Only names of the layout are extracted; what else the zip holds stays in it. tables: those of the
+    layout. Raises RecordingError for a damaged zip, a name that leaves the folder, or absurd sizes.
     """
+    names = frozenset(spec.name for spec in tables)
     try:
         with zipfile.ZipFile(archive_path) as archive:
-            members = _members(archive, archive_path.stat().st_size, label)
+            members = _members(archive, archive_path.stat().st_size, label, names)
             if not members:
                 raise RecordingError(label, "", "the zip holds no recording", _layout_remedy())
             budget = MAX_UNZIPPED_BYTES
@@ -145,7 +148,7 @@ def unzip_recording(archive_path: Path, target: Path, label: str) -> None:
 
 
 def _members(
-    archive: zipfile.ZipFile, archive_bytes: int, label: str
+    archive: zipfile.ZipFile, archive_bytes: int, label: str, tables: frozenset[str]
 ) -> dict[PurePosixPath, zipfile.ZipInfo]:
     """Path inside the recording -> member, for the files that belong to it."""
     infos = archive.infolist()
@@ -169,7 +172,7 @@ def _members(
                 "the name leads out of the folder",
                 "Do not trust this zip; make a new one.",
             )
-        inside = _inside(path)
+        inside = _inside(path, tables)
         if inside is None or info.is_dir() or "__MACOSX" in path.parts:
             continue
         tops.add(path.parts[: len(path.parts) - len(inside.parts)])
@@ -190,12 +193,11 @@ def _named(tops: set[tuple[str, ...]]) -> str:
     return f" ({', '.join(names)}, ...)" if names else ""
 
 
-def _inside(path: PurePosixPath) -> PurePosixPath | None:
+def _inside(path: PurePosixPath, tables: frozenset[str]) -> PurePosixPath | None:
     """The part of `path` that is a file of the layout, or None."""
     name = path.name.removesuffix(".tmp")
     if name == CLOSED_FILE and len(path.parts) <= 2:
         return PurePosixPath(path.name)
-    tables = {spec.name for spec in TABLES}
     if 2 <= len(path.parts) <= 3 and path.parts[-2] in tables and PART_NAME.fullmatch(name):
         return PurePosixPath(*path.parts[-2:])
     return None

@@ -10,6 +10,9 @@ mean for a diagnosis is known elsewhere.
 
 from __future__ import annotations
 
+import tempfile
+import weakref
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,11 +23,12 @@ import polars as pl
 
 from traces.errors import RecordingError
 from traces.paths import FOLDER, path_kind
+from traces.recording_files import remove_tree, unzip_recording
 from traces.recording_reading import one_sentence
 from traces.telemetry_files import is_telemetry, telemetry_folder, write_telemetry
 from traces.telemetry_laws import check_frame, read_tables
 from traces.telemetry_laws import polars_schema as _schema
-from traces.telemetry_schema import SAMPLES, VALUE_NAMES, telemetry_table
+from traces.telemetry_schema import SAMPLES, TELEMETRY_TABLES, VALUE_NAMES, telemetry_table
 
 __all__ = ["Origin", "Telemetry", "is_telemetry", "make_telemetry", "open_telemetry"]
 
@@ -205,7 +209,7 @@ def _with_defaults(samples: pl.DataFrame) -> pl.DataFrame:
 
 
 def open_telemetry(path: str | Path, name: str | None = None) -> Telemetry:
-    """Open a telemetry recording's folder and check every row of it, batch by batch.
+    """Open a telemetry recording's folder or zip and check every row of it, batch by batch.
 
     name: what to call it in messages and legends, by default the folder's name. An unclosed one opens
     with a note. Raises RecordingError naming part, column, row, fault and remedy.
@@ -215,16 +219,34 @@ def open_telemetry(path: str | Path, name: str | None = None) -> Telemetry:
     label = name or (path.resolve().name if kind else path.name)
     if fault:
         raise RecordingError(label, "", fault, remedy)
-    if kind != FOLDER:
-        raise RecordingError(
-            label,
-            "",
-            "this is a single file, and a telemetry recording is a folder of Parquet parts",
-            "Give the folder that holds samples/.",
-        )
     with one_sentence(label):
-        root = telemetry_folder(path, label)
-        read = read_tables(root, label)
+        if kind == FOLDER:
+            return _open_folder(telemetry_folder(path, label), label)
+        if zipfile.is_zipfile(path):
+            return _open_zip(path, label)
+    raise RecordingError(
+        label,
+        "",
+        "this is a single file, and a telemetry recording is a folder of Parquet parts, or a zip of it",
+        "Give the folder that holds samples/.",
+    )
+
+
+def _open_zip(path: Path, label: str) -> Telemetry:
+    """Unpack into a temporary folder that goes when the telemetry does."""
+    folder = tempfile.mkdtemp(prefix="kv-replay-")
+    try:
+        unzip_recording(path, Path(folder), label, TELEMETRY_TABLES)
+        telemetry = _open_folder(Path(folder), label)
+    except BaseException:
+        remove_tree(folder)
+        raise
+    weakref.finalize(telemetry, remove_tree, folder)
+    return telemetry
+
+
+def _open_folder(root: Path, label: str) -> Telemetry:
+    read = read_tables(root, label)
     return Telemetry(
         label,
         read.meta,

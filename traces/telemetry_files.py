@@ -7,6 +7,7 @@ logger can use it inside a server. What the rows mean and how they are handed ou
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.formats.packed import ZIP_DAMAGE
 from traces.paths import is_file, is_folder
 from traces.recording_files import COMPLETED, write_closed, write_tables
 from traces.schema import METADATA_KEY, STEPS, Table
@@ -27,10 +29,10 @@ from traces.telemetry_schema import (
 
 
 def is_telemetry(path: str | Path) -> bool:
-    """Whether a folder, or the only folder in it, holds telemetry; or a Parquet part of it."""
+    """Whether a folder, or the only folder in it, holds telemetry; or a zip or Parquet part of it."""
     path = Path(path)
     if is_file(path):
-        return _is_part(path)
+        return _is_zip(path) or _is_part(path)
     return is_folder(path) and telemetry_root(path) is not None
 
 
@@ -48,6 +50,18 @@ def telemetry_root(path: Path) -> Path | None:
 def has_telemetry_tables(path: Path) -> bool:
     """Whether the tables of telemetry, and not of a recording, lie in this very folder."""
     return is_folder(path / SAMPLES.name) and not is_folder(path / STEPS.name)
+
+
+def _is_zip(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            if file.read(4) != b"PK\x03\x04":
+                return False
+        with zipfile.ZipFile(path) as archive:
+            folders = {p for name in archive.namelist() for p in name.split("/")[:-1]}
+    except ZIP_DAMAGE:
+        return False
+    return SAMPLES.name in folders and STEPS.name not in folders
 
 
 def _is_part(path: Path) -> bool:
