@@ -76,6 +76,22 @@ def build_parser() -> argparse.ArgumentParser:
     _add_machine_flags(sim.add_argument_group("model and machine"))
     _add_record_flags(sim.add_argument_group("equality with vLLM"))
     sim.set_defaults(run=simulate_command)
+    again = commands.add_parser(
+        "replay",
+        help="run the requests of a recording again, under its settings or others",
+        description="Run the requests of a recording again, under the settings it was made with; flags change them.",
+    )
+    again.add_argument("recording", help="folder or zip of a recording, from a live vLLM too")
+    again.add_argument("--out", required=True, help="directory for the new recording")
+    again.add_argument(
+        "--overwrite", action="store_true", help="replace a recording that is in --out"
+    )
+    again.add_argument("--json", action="store_true", help="print the result as JSON")
+    _add_engine_flags(again.add_argument_group("engine (vLLM's names)"))
+    _add_swap_flags(again.add_argument_group("preemption"))
+    _add_machine_flags(again.add_argument_group("model and machine"))
+    _add_record_flags(again.add_argument_group("equality with vLLM"))
+    again.set_defaults(run=replay_command)
     warm = commands.add_parser(
         "warm-up", help="compile the core now instead of at the first run"
     )
@@ -188,19 +204,23 @@ def _add_record_flags(group: Any) -> None:
 
 
 _NOT_SETTINGS = (
-    "command", "trace", "out", "overwrite", "json", "run", "window", "rate_scale", "spread_ticks",
+    "command", "trace", "recording", "out", "overwrite", "json", "run", "window", "rate_scale", "spread_ticks",
     "max_requests", "map", "time_unit", "cost", "settings", "decisions",
 )  # fmt: skip
 
 
-def read_settings(args: argparse.Namespace) -> EngineSettings:
-    """EngineSettings from the settings file, with the flags that were given on top."""
+def read_settings(
+    args: argparse.Namespace, base: EngineSettings | None = None
+) -> EngineSettings:
+    """EngineSettings from the settings file over `base`, with the flags that were given on top."""
     from engine.config import EngineSettings, settings_from_file
 
     given = {k: v for k, v in vars(args).items() if k not in _NOT_SETTINGS and v is not None}
     if args.cost:
         given["cost_overrides"] = dict(args.cost)
-    base = settings_from_file(args.settings) if args.settings else EngineSettings()
+    base = (
+        settings_from_file(args.settings, base) if args.settings else base or EngineSettings()
+    )
     if "kv_tokens" in given or "gpu_memory_utilization" in given:
         base = base.with_(num_gpu_blocks=None)
     return base.with_(**given)
@@ -234,7 +254,24 @@ def simulate_command(args: argparse.Namespace) -> int:
         raise SettingsError(
             f"--decisions {args.decisions} is the trace itself. Give another file."
         )
-    workload = read_workload(args)
+    return _simulate(args, read_workload(args), settings)
+
+
+def replay_command(args: argparse.Namespace) -> int:
+    """Run `replay`; returns the exit code."""
+    from engine.replay import settings_of
+    from traces.recording import open_recording
+    from traces.replay import workload_of
+
+    with open_recording(args.recording) as recording:
+        asked = {"model": args.model, "preemption_mode": args.preemption_mode}
+        given = {name: value for name, value in asked.items() if value}
+        settings = read_settings(args, settings_of(recording.meta, **given))
+        return _simulate(args, workload_of(recording), settings)
+
+
+def _simulate(args: argparse.Namespace, workload: Workload, settings: EngineSettings) -> int:
+    """Run, record and print what came of it; returns the exit code."""
     if args.decisions:
         from engine.decisions import write_decisions
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from engine.__main__ import main
 from engine.config import EngineSettings
 from engine.replay import settings_of
 from engine.simulator import simulate
@@ -120,3 +121,31 @@ def test_a_model_that_is_not_known_is_replaced_and_said() -> None:
 def test_a_setting_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="block_size"), warnings.catch_warnings():
         settings_of(Meta({"settings": {"block_size": 0}}))
+
+
+def test_the_command_line_replays_a_recording_and_changes_what_flags_say(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(tmp_path / "a")
+
+    same = main(["replay", str(tmp_path / "a"), "--out", str(tmp_path / "b")])
+    roomy = main(
+        ["replay", str(tmp_path / "a"), "--out", str(tmp_path / "c"), "--num-gpu-blocks", "40"]
+    )
+
+    assert (same, roomy) == (0, 0)
+    assert decisions(open_recording(tmp_path / "b")) == decisions(first)
+    assert open_recording(tmp_path / "c").steps["num_preempted"].sum() == 0
+    assert "requests were aborted or unfinished" in capsys.readouterr().out
+
+
+def test_replaying_what_is_no_recording_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "a.csv").write_text("x\n1\n")
+
+    code = main(["replay", str(tmp_path / "a.csv"), "--out", str(tmp_path / "b")])
+
+    assert code == 2
+    assert capsys.readouterr().err.startswith("error: a.csv: the file is neither a folder")
+    assert not (tmp_path / "b").exists()
