@@ -30,6 +30,9 @@ SETTINGS = {
     "asynchronous swap": EngineSettings(
         num_gpu_blocks=201, preemption_mode="swap", copy_mode="async", copy_path="loop"
     ),
+    "cheapest, host soon full": EngineSettings(
+        num_gpu_blocks=201, preemption_mode="cheapest", num_host_blocks=60
+    ),
 }
 
 

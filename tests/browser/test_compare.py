@@ -175,6 +175,24 @@ def test_one_cursor_reads_every_row(page: Watched) -> None:
         assert name in said
 
 
+def test_another_mode_is_chosen_replayed_and_explained(page: Watched) -> None:
+    page.page.get_by_role("combobox", name="B preempts by").first.click()
+    page.page.get_by_role("option", name="cheapest", exact=True).click()
+
+    page.page.get_by_role("button", name="Apply and replay both").click()
+    page.page.wait_for_function(
+        "() => document.body.innerText.includes('A recompute against B cheapest')",
+        timeout=COMPILE_MS,
+    )
+    page.wait_for_chart()
+    page.settle()
+
+    said = page.page.inner_text(".st-key-verdict")
+    assert "B (cheapest)" in said
+    assert re.search(r"It swapped [\d,]+ of its victims and recomputed [\d,]+", said)
+    assert "run:" in wait_for_link(page, "[?&]b=run")
+
+
 def test_an_uploaded_trace_is_replayed_both_ways(page: Watched, tmp_path: Path) -> None:
     trace = REAL_TRACE
     if not trace.exists():
