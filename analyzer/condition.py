@@ -136,7 +136,22 @@ def _copies(copying: list[Meta]) -> str:
     said = " ".join(str(w) for w in shared if w)
     link = _shared([_link_bytes_per_s(m) for m in copying])
     text = f" and {said} copies" if said else ""
+    text += _connector([m for m in copying if m.preemption_mode == "offload"])
     return text if link is None else f"{text} over a {link / 1e9:.3g} GB/s link"
+
+
+def _connector(offloading: list[Meta]) -> str:
+    """' by the native connector, prompt blocks only', where all that offload do it so; else ''."""
+    name, prompts, late = (
+        _shared([m.settings.get(key) for m in offloading]) if offloading else None
+        for key in _OFFLOADS
+    )
+    words = f" by the {name} connector" if name else ""
+    if prompts and name == "native":
+        words += ", prompt blocks only,"
+    if late and name == "simple":
+        words += ", late,"
+    return words
 
 
 def _shared(values: list[Any]) -> Any:

@@ -194,6 +194,33 @@ def test_a_host_cache_is_no_blocking_copy_in_the_condition() -> None:
     assert said == "10 blocks on card and coalesced copies over a 25 GB/s link"
 
 
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"offload_connector": "native"}, " by the native connector"),
+        (
+            {"offload_connector": "native", "offload_prompt_only": True},
+            " by the native connector, prompt blocks only,",
+        ),
+        (
+            {"offload_connector": "simple", "lazy_offload": True},
+            " by the simple connector, late,",
+        ),
+    ],
+)
+def test_the_condition_names_the_connector(settings: dict[str, Any], said: str) -> None:
+    device = {"name": "card", "link_out_bytes_per_s": 25e9}
+    run = Meta(
+        make_meta(
+            settings=settings_of("offload", copy_path="coalesced", **settings), device=device
+        )
+    )
+
+    text = describe_condition(run, run, 10, 10)
+
+    assert text == f"10 blocks on card and coalesced copies{said} over a 25 GB/s link"
+
+
 def test_modes_that_never_come_into_play_are_named(tmp_path: Path) -> None:
     runs = [
         record(
