@@ -34,12 +34,18 @@ def need_vllm() -> Path:
 
 def drive(
     cases: Iterable[Mapping[str, Any]],
+    *,
+    module: str = "tests.live.drive",
+    environ: Mapping[str, str] | None = None,
 ) -> tuple[list[dict[str, Any]], str]:
-    """Answers of the driver, in order, and what its process said on standard error."""
+    """Answers of the driver, in order, and what its process said on standard error.
+
+    module: the driver; environ: more of its environment (test_stat_logger_vllm.py needs both).
+    """
     done = subprocess.run(
-        [str(need_vllm()), "-m", "tests.live.drive"],
+        [str(need_vllm()), "-m", module],
         cwd=ROOT,
-        env=os.environ | {"PYTHONHASHSEED": "0"},
+        env=os.environ | {"PYTHONHASHSEED": "0"} | dict(environ or {}),
         input="".join(json.dumps(c) + "\n" for c in cases),
         capture_output=True,
         text=True,
