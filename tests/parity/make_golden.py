@@ -24,6 +24,7 @@ from tests.parity.compare import theirs_compact
 from tests.parity.run import ParityError, VllmSide, vllm_python
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
+_LEAST_GAIN = 3  # new pairs of traits that a case must show to be chosen
 
 
 def write_golden(case: Case, side: VllmSide, folder: Path, about: str) -> None:
@@ -37,6 +38,10 @@ def write_golden(case: Case, side: VllmSide, folder: Path, about: str) -> None:
         "num_steps": answer["num_steps"],
         "num_preemptions": answer["num_preemptions"],
     }
+    # Without compat we refuse what can never run, and what vLLM's front end refuses.
+    longest = max(row["prompt_tokens"] for row in case.rows)
+    if answer["status"] != "completed" or longest >= case.settings["max_model_len"]:
+        meta["fault"] = True
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
     (folder / "steps.jsonl.gz").write_bytes(_packed(records))
 
@@ -108,7 +113,7 @@ def choose(
     while pairs:
         best = max(pairs, key=lambda n: len(pairs[n] - covered) / (1_500 + sizes[n]))
         gained = pairs.pop(best) - covered
-        if len(gained) < 10:
+        if len(gained) < _LEAST_GAIN:
             return
         covered |= gained
         yield best, sizes[best], len(gained)
