@@ -186,6 +186,30 @@ def test_columns_that_an_older_writer_lacked_are_missing(tmp_path: Path) -> None
     assert telemetry.state("max_itl_s").to_list() == ["missing"] * 3
 
 
+def test_a_part_that_another_writer_spelled_otherwise_is_read(tmp_path: Path) -> None:
+    root = write(tmp_path / "t")
+    part = root / "samples" / "part-00000.parquet"
+    table = pq.read_table(part)
+    at = table.column_names.index("inferred")
+    large = pa.large_list(pa.large_string())
+    spelled = table.set_column(at, "inferred", table["inferred"].cast(large))
+    pq.write_table(spelled.replace_schema_metadata(table.schema.metadata), part)
+
+    assert open_telemetry(root).samples["inferred"].to_list() == [[], [], []]
+
+
+def test_a_column_of_another_type_is_refused(tmp_path: Path) -> None:
+    root = write(tmp_path / "t")
+    part = root / "samples" / "part-00000.parquet"
+    table = pq.read_table(part)
+    at = table.column_names.index("num_running")
+    wrong = table.set_column(at, "num_running", table["num_running"].cast(pa.string()))
+    pq.write_table(wrong.replace_schema_metadata(table.schema.metadata), part)
+
+    with pytest.raises(RecordingError, match="column num_running: the type is string"):
+        open_telemetry(root)
+
+
 def test_a_table_is_filled_with_nulls_and_refuses_unknown_columns() -> None:
     needed = {"sample": [0], "num_ranks": [1], "inferred": [[]]}
 

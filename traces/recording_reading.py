@@ -58,6 +58,17 @@ def one_sentence(label: str) -> Iterator[None]:
         ) from e
 
 
+def check_num_rows(file: pq.ParquetFile, place: Place) -> None:
+    """Raise where a part claims more rows than anybody recorded."""
+    if file.metadata.num_rows > MAX_ROWS:
+        raise place.error(
+            "",
+            None,
+            f"{file.metadata.num_rows:,} rows are more than {MAX_ROWS:,}",
+            "Record a shorter run.",
+        )
+
+
 class Law(Protocol):
     def check(self, frame: pl.DataFrame, place: Place) -> None: ...
 
@@ -158,13 +169,7 @@ class Reading(PartReading):
             note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
             if extra and note not in self.notes:
                 self.notes.append(note)
-            if file.metadata.num_rows > MAX_ROWS:
-                raise place.error(
-                    "",
-                    None,
-                    f"{file.metadata.num_rows:,} rows are more than {MAX_ROWS:,}",
-                    "Record a shorter run.",
-                )
+            check_num_rows(file, place)
             offset = 0
             for batch in file.iter_batches(BATCH_ROWS, columns=names):
                 frame = _to_polars(batch, spec)

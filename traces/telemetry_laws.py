@@ -24,7 +24,7 @@ from traces.recording_meta import (
     part_document,
     writer_notes,
 )
-from traces.recording_reading import PartReading
+from traces.recording_reading import PartReading, check_num_rows
 from traces.schema import Column, Table
 from traces.telemetry_schema import (
     KIND,
@@ -137,9 +137,9 @@ class TelemetryReading(PartReading):
             check_same_run(meta, self.meta, place, SAME_RUN)
             self.last_meta = meta
             present = _present_columns(file.schema_arrow, spec, place)
-            _scan_part(
-                part, spec
-            ).collect_schema()  # polars hands the tables out and must agree
+            # polars hands the tables out and must agree
+            _scan_part(part, spec).collect_schema()
+            check_num_rows(file, place)
             offset = 0
             for batch in file.iter_batches(BATCH_ROWS, columns=present):
                 batch.validate(full=True)
@@ -232,9 +232,17 @@ def _present_columns(found: pa.Schema, spec: Table, place: Place) -> list[str]:
     _need(present, spec, place)
     for name in present:
         type_, right = found.field(name).type, spec.column(name).type
-        if type_ != right and not (_is_text(type_) and _is_text(right)):
+        if not _fits(type_, right):
             raise place.error(name, None, f"the type is {type_} and should be {right}", _REMEDY)
     return present
+
+
+def _fits(found: pa.DataType, expected: pa.DataType) -> bool:
+    """Whether a type is the expected one, as any writer may spell it."""
+    if pa.types.is_list(expected):
+        listed = pa.types.is_list(found) or pa.types.is_large_list(found)
+        return bool(listed and _is_text(found.value_type))
+    return bool(found == expected or (_is_text(found) and _is_text(expected)))
 
 
 def _is_text(type_: pa.DataType) -> bool:
