@@ -20,6 +20,8 @@ from tests.live.vllm_runs import ROOT, need_vllm, only_recording
 from traces.recording import open_recording
 from traces.replay import workload_of
 
+pytestmark = pytest.mark.parity
+
 
 @pytest.fixture(scope="module")
 def cores(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, dict[str, Any]]]:

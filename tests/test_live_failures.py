@@ -16,6 +16,8 @@ import pytest
 from tests.live.vllm_runs import drive, golden_case, need_vllm, only_recording
 from traces.recording import Recording, open_recording
 
+pytestmark = pytest.mark.parity
+
 GOLDEN = Path(__file__).parent / "golden"
 SECRET = 0x5EC2E7  # prefix id, from which the driver makes token ids
 UNRECORDED = {"KV_REPLAY_UNSUPPORTED": "run-unrecorded"}

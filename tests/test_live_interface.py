@@ -185,6 +185,7 @@ def test_the_recorder_imports_neither_compiler_nor_page(module: str) -> None:
     assert imported(sys.executable, f"import engine.live.{module}") == "[]"
 
 
+@pytest.mark.parity
 def test_in_vllm_it_imports_neither_compiler_nor_page_of_ours() -> None:
     python = str(need_vllm())
 

@@ -25,8 +25,11 @@ NO_VLLM = (
 
 
 def need_vllm() -> Path:
-    """The interpreter that has vLLM; skips the test, with the reason, where there is none."""
+    """The interpreter that has vLLM; where there is none the test is skipped, with the reason, or
+    fails where KV_REPLAY_REQUIRE_PARITY asks for it."""
     python = vllm_python()
+    if python is None and os.environ.get("KV_REPLAY_REQUIRE_PARITY"):
+        pytest.fail(NO_VLLM)
     if python is None:
         pytest.skip(NO_VLLM)
     return python
