@@ -23,7 +23,12 @@ from benchmarks.cheapest_vs_pure import (
     run,
 )
 from engine.config import EngineSettings, Resolved, resolve
-from engine.core.estimates import expect_found, note_found, swap_estimate_s
+from engine.core.estimates import (
+    expect_found,
+    note_found,
+    recompute_estimate_s,
+    swap_estimate_s,
+)
 from engine.core.state import State, make_state
 from engine.simulator import core_columns, simulate
 from tests.engine_builders import SECONDS, make_request, make_settings, make_trace
@@ -176,6 +181,26 @@ def test_the_queue_on_the_link_counts(
     state.c["link_out_free_s"], state.c["stall_until_s"] = busy_until_s, stall_until_s
 
     assert swap_estimate_s(state, resolved.rules, resolved.cost, 0, 5) == pytest.approx(cost_s)
+
+
+@pytest.mark.parametrize(
+    ("threshold", "num_waiting", "cost_s"),
+    [
+        (0, 1, 16.0),
+        (4, 0, 16.0),  # nobody waits to be let in
+        (4, 1, 16 / (1 - 0.85 * 3 / 4)),  # four chunks: three quarters are left for later
+        (60, 1, 16.0),  # one chunk
+    ],
+)
+def test_returning_in_chunks_that_let_others_in_makes_recompute_dearer(
+    threshold: int, num_waiting: int, cost_s: float
+) -> None:
+    state, resolved = victim_state(long_prefill_token_threshold=threshold)
+    state.c["num_waiting"] = num_waiting
+
+    cost = recompute_estimate_s(state, resolved.rules, resolved.cost, 16, 0)
+
+    assert cost == pytest.approx(cost_s)
 
 
 def test_a_quarter_of_its_own_blocks_is_expected_back_before_anything_was_seen() -> None:
