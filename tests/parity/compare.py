@@ -58,12 +58,17 @@ def theirs_compact(record: dict[str, Any]) -> dict[str, Any]:
     return row
 
 
-def first_difference(ours: Path, theirs: Path) -> Difference | None:
-    """The first step and the fields of it on which two logs differ, or None."""
+def first_difference(ours: Path, theirs: Path, *, cut: bool = False) -> Difference | None:
+    """The first step and the fields of it on which two logs differ, or None.
+
+    cut: theirs broke off, so that nothing after its last record is compared.
+    """
     before: list[dict[str, Any]] = []
     for mine, his in zip_longest(
         _records(ours, ours_compact), _records(theirs, theirs_compact)
     ):
+        if his is None and cut:
+            return None
         if mine is None or his is None:
             longer, other = ("vllm", "ours") if mine is None else ("ours", "vllm")
             step = (his or mine)["step"]

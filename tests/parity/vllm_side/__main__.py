@@ -22,6 +22,11 @@ from pathlib import Path
 from typing import IO, Any
 
 EXPECTED = "0.26.0"
+# Where vLLM 0.26.0 fails an assertion of its own, whoever drives it: the native connector, when a
+# request is aborted whose blocks do not cover its tokens (it waits, was preempted, or is half way
+# through its prompt). The steps before that still count.
+OWN_FAILURES = ("_build_store_jobs",)
+NO_TOTALS = {"num_steps": 0, "num_preemptions": 0}
 
 
 def answers() -> IO[str]:
@@ -43,6 +48,9 @@ def run_case(case: dict[str, Any], class_name: str | None) -> dict[str, Any]:
             )
     except Exception as error:
         # Shown by the other side as a failure of this case; the next one starts afresh.
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        if isinstance(error, AssertionError) and last.name in OWN_FAILURES:
+            return {"name": case["name"], "error": None, "status": "failed", **NO_TOTALS}
         where = traceback.format_exc(limit=-4)
         return {"name": case["name"], "error": f"{type(error).__name__}: {error}\n{where}"}
     return {"name": case["name"], "error": None, **vars(totals)}

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from tests.parity.vllm_side.offload import make_worker
+from tests.parity.vllm_side.offload import make_worker, order_keys
 from tests.parity.vllm_side.requests import aborts, arrivals, make_request, sampled_token
 from tests.parity.vllm_side.settings import Settings, block_hasher, make_scheduler
 from tests.parity.vllm_side.watch import Watch
@@ -153,6 +153,8 @@ class Case:
         scheduler = self.scheduler
         before = {r.request_id for r in scheduler.running}
         output = scheduler.schedule()
+        if self.s.offload == "native":
+            order_keys(scheduler)
         record = self.watch.decided(self.clock.step, before, output)
         samplers = frozenset(
             i for i in output.num_scheduled_tokens if not scheduler.requests[i].is_prefill_chunk

@@ -4,6 +4,10 @@ The order in which jobs are submitted and reported is that of vLLM's own workers
 (kv_connector/v1/offloading/worker.py and v1/simple_kv_offload/worker.py): jobs to flush are awaited
 first; a native store starts one step later, before that step's loads; a step that flushes waits for
 what is under way.
+
+Where vLLM keeps a set whose order decides something, it is given an order here, one of those that it
+might have had: the keys of a native job (the order in which they age in the CPU pool) are in the order
+of the request's tokens, requests whose loads are done in the order of their jobs.
 """
 
 from __future__ import annotations
@@ -14,6 +18,17 @@ from tests.parity.vllm_side.settings import Settings
 
 # A copy as the record shows it: direction, request (empty where vLLM does not say), blocks.
 Copy = list[Any]
+
+
+def order_keys(scheduler: Any) -> None:
+    """Replace the set of keys of each native job that is new by a list in the order of the tokens."""
+    connector = scheduler.connector.connector_scheduler
+    for job in reversed(connector._jobs.values()):
+        if not isinstance(job.keys, set):
+            return
+        (group,) = connector._req_status[job.req_id].group_states
+        place = {key: i for i, key in enumerate(group.offload_keys)}
+        job.keys = sorted(job.keys, key=place.__getitem__)
 
 
 class NativeWorker:
@@ -58,12 +73,12 @@ class NativeWorker:
         from vllm.v1.outputs import KVConnectorOutput
 
         done = OffloadingWorkerMetadata()
-        received = set()
+        received: dict[str, None] = {}
         for job in sorted(j for j, due in self._due.items() if due <= step):
             del self._due[job]
             done.mark_completed(job)
             if job in self._loading:
-                received.add(self._loading.pop(job))
+                received[self._loading.pop(job)] = None
         return KVConnectorOutput(
             finished_recving=received or None,
             kv_connector_worker_meta=done if done.completed_jobs else None,
@@ -101,9 +116,9 @@ class SimpleWorker:
         from vllm.v1.outputs import KVConnectorOutput
         from vllm.v1.simple_kv_offload.metadata import SimpleCPUOffloadWorkerMetadata
 
-        received: set[str] = set()
+        received: dict[str, None] = {}
         for event in _take_due(self._loads, step):
-            received.update(meta.load_event_to_reqs.get(event, ()))
+            received |= dict.fromkeys(meta.load_event_to_reqs.get(event, ()))
         stored = _take_due(self._stores, step)
         done = SimpleCPUOffloadWorkerMetadata(dict.fromkeys(stored, 1)) if stored else None
         return KVConnectorOutput(
