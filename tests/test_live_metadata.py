@@ -107,7 +107,7 @@ def test_of_a_models_path_only_the_last_part_is_kept(model: str, name: str) -> N
 def test_what_cannot_be_seen_is_listed() -> None:
     listed = metadata_of(make_config(), hash_block=None)["not_recorded"]
 
-    assert {"requests.max_itl_s", "events.cause_request_id", "requests.prefix_ids"} <= set(
+    assert {"requests.swapped_bytes", "events.cause_request_id", "requests.prefix_ids"} <= set(
         listed
     )
 

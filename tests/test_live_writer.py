@@ -63,6 +63,7 @@ def request(name: str, prefix: bytes | None = None) -> tuple[Any, ...]:
         3,
         16,
         0.05,
+        0.25,
         STATUS["finished"],
         0,
         0,
@@ -108,7 +109,7 @@ def test_a_closed_recording_holds_every_row(tmp_path: Path) -> None:
     assert recording.events["mode_used"].to_list() == [None, None, "recompute", None]
     assert recording.events["cause_request_id"].to_list() == [None, None, "b", None]
     assert recording.requests["prefix_ids"].to_list() == [[1], None]
-    assert recording.requests["max_itl_s"].null_count() == 2
+    assert recording.requests["max_itl_s"].to_list() == [0.25, 0.25]
 
 
 def test_rows_are_on_disk_while_the_server_runs(tmp_path: Path) -> None:

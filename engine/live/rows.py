@@ -29,14 +29,14 @@ EVENT_COLUMNS = (
 REQUEST_COLUMNS = (
     "request_id", "arrival_s", "prompt_tokens", "output_tokens", "priority", "first_scheduled_s",
     "first_token_s", "finish_s", "num_preemptions", "recomputed_tokens", "cached_tokens",
-    "preempted_s", "status", "restored_tokens", "arrival_step", "prefix",
+    "preempted_s", "max_itl_s", "status", "restored_tokens", "arrival_step", "prefix",
 )  # fmt: skip
 BLOCK_COLUMNS = ("block_id", "request_id", "logical_index", "first_step", "last_step")
 
 NOT_RECORDED = (
     "steps.host_used_blocks", "steps.swap_out_bytes", "steps.swap_in_bytes", "steps.stall_s",
     "steps.link_out_busy_s", "steps.link_in_busy_s", "events.bytes", "events.cost_s",
-    "events.recompute_est_s", "events.swap_est_s", "requests.swapped_bytes", "requests.max_itl_s",
+    "events.recompute_est_s", "events.swap_est_s", "requests.swapped_bytes",
 )  # fmt: skip
 
 KIND = {name: code for code, name in enumerate(schema.EVENT_KINDS)}
@@ -143,7 +143,7 @@ def requests_table(
             "cached_tokens": _int64(at["cached_tokens"]),
             "swapped_bytes": _arrow(np.zeros(n, np.int64)),
             "preempted_s": _float64(at["preempted_s"]),
-            "max_itl_s": pa.nulls(n, pa.float64()),
+            "max_itl_s": _float64(at["max_itl_s"]),
             "status": _coded(np.array(at["status"], np.int32), schema.STATUSES),
             "restored_tokens": _int64(at["restored_tokens"]),
             "arrival_step": _int64(at["arrival_step"]),

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from typing import Any
 
+from engine.live.gaps import StepEnds, TokenGaps
 from engine.live.rows import KIND, MODE, PREFIX_BYTES, STATUS
 from engine.live.writer import Inbox
 
@@ -36,7 +37,7 @@ class Live:
 
     __slots__ = (
         "admissions", "arrival_s", "arrival_step", "cached", "first_scheduled_s", "first_token_s",
-        "free_before", "high_water", "id", "loading", "local_hit", "preempted_at_s", "preempted_s",
+        "free_before", "gaps", "high_water", "id", "loading", "local_hit", "preempted_at_s", "preempted_s",
         "preemptions", "prefix", "priority", "prompt", "recomputed", "restored",
     )  # fmt: skip
 
@@ -58,6 +59,7 @@ class Live:
         self.local_hit: int | None = None  # tokens found on the GPU when it was last looked up
         self.free_before: int | None = None  # free blocks at that moment
         self.loading = False
+        self.gaps = TokenGaps()
         self.first_scheduled_s: float | None = None
         self.first_token_s: float | None = None
         self.preempted_at_s: float | None = None
@@ -111,7 +113,8 @@ class Tap:
         self._connected = connected
         self.lives: dict[str, Live] = {}  # by vLLM's id
         self._catching_up: dict[str, Live] = {}
-        self._awaiting_token: dict[str, Live] = {}
+        self._awaiting_token: dict[str, tuple[Live, int]] = {}  # and the tokens it had before
+        self._ends = StepEnds()
         self.updating = (
             False  # update_from_output() is at work: what ends now, ends with its step
         )
@@ -120,7 +123,7 @@ class Tap:
         self._preempted = 0
         self._last_end_s = 0.0
         self._event_step = 0
-        self._ended: list[tuple[Live, int, int, int, int]] = []
+        self._ended: list[tuple[Live, int, int, int, int, bool]] = []
         self._idle: tuple[int, ...] | None = None
         self._idle_s = 0.0
         self._events_seen = 0
@@ -173,6 +176,7 @@ class Tap:
         live.preemptions += 1
         live.preempted_at_s = now_s
         self._catching_up.pop(request.request_id, None)
+        live.gaps.leave(self._ends, request.num_output_tokens)
         self._preempted += 1
         self._event(
             self._next_step,
@@ -253,8 +257,7 @@ class Tap:
         if live.preempted_at_s is not None:
             live.preempted_s += t_s - live.preempted_at_s
             live.preempted_at_s = None
-        if live.first_token_s is None:
-            self._awaiting_token[vllm_id] = live
+        self._awaiting_token[vllm_id] = live, request.num_output_tokens
         self._catching_up[vllm_id] = live
         kind = _RESUME if again else _ADMIT
         free = self._queue.num_free_blocks if free is None else free
@@ -317,13 +320,14 @@ class Tap:
         if live is None:
             return
         self._catching_up.pop(request.request_id, None)
-        self._awaiting_token.pop(request.request_id, None)
         self._forget(request.request_id)
         status = _ended_as(request.status.name)
         output_tokens = request.num_output_tokens
+        _, before = self._awaiting_token.pop(request.request_id, (live, output_tokens))
         blocks = self._blocks_of(request.request_id)
         free = self._queue.num_free_blocks
-        self._ended.append((live, status, output_tokens, blocks, free))
+        first = output_tokens > before  # its last token is the first of this stay
+        self._ended.append((live, status, output_tokens, blocks, free, first))
 
     def _forget(self, vllm_id: str) -> None:
         if len(self._ids) == _REMEMBERED_IDS:
@@ -335,6 +339,8 @@ class Tap:
         """update_from_output() has applied what a step computed."""
         self.updating = False
         end_s = self.now_s()
+        if output.total_num_scheduled_tokens:
+            self._ends.add(end_s)
         finished = self._end(end_s, self._next_step - 1)
         if self._awaiting_token:
             self._first_tokens(scheduler, end_s)
@@ -355,14 +361,18 @@ class Tap:
         if not self._ended:
             return 0
         finished = 0
-        for live, status, output_tokens, blocks, free in self._ended:
+        for live, status, output_tokens, blocks, free, first in self._ended:
             if status == STATUS["finished"]:
                 finished += 1
                 kind = _FINISH
                 if live.first_token_s is None:
                     live.first_token_s = t_s
+                if first:
+                    live.gaps.token(self._ends, output_tokens)
+                live.gaps.leave(self._ends, output_tokens)
             else:
                 kind = _ABORT if status == STATUS["aborted"] else _REFUSE
+                live.gaps.abandon(self._ends, output_tokens)
                 if live.first_token_s is None and output_tokens:
                     live.first_token_s = t_s
             reason = "vLLM ended it as ignored" if kind == _REFUSE else None
@@ -373,10 +383,16 @@ class Tap:
 
     def _first_tokens(self, scheduler: Any, end_s: float) -> None:
         done = []
-        for vllm_id, live in self._awaiting_token.items():
+        for vllm_id, (live, before) in self._awaiting_token.items():
             request = scheduler.requests.get(vllm_id)
-            if request is not None and request.num_output_tokens:
-                live.first_token_s = end_s
+            if request is not None and request.num_output_tokens > before:
+                live.gaps.token(self._ends, request.num_output_tokens)
+                if (
+                    live.preempted_at_s is not None
+                ):  # its step was in flight when it was preempted
+                    live.gaps.leave(self._ends, request.num_output_tokens)
+                if live.first_token_s is None:
+                    live.first_token_s = end_s
                 done.append(vllm_id)
         for vllm_id in done:
             del self._awaiting_token[vllm_id]
@@ -435,6 +451,7 @@ class Tap:
                 live.recomputed,
                 live.cached,
                 live.preempted_s,
+                live.gaps.longest(output_tokens),
                 status,
                 live.restored,
                 live.arrival_step,
@@ -453,6 +470,7 @@ class Tap:
         for vllm_id, live in self.lives.items():
             request = requests.get(vllm_id)
             tokens = 0 if request is None else request.num_output_tokens
+            live.gaps.abandon(self._ends, tokens)
             self._request(live, unfinished, tokens, None)
         count = len(self.lives)
         self.lives.clear()
