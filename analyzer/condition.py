@@ -42,7 +42,7 @@ _COPYING = ("swap", "offload", "cheapest")  # modes that move KV to the host
 # settings without effect on a run in another mode
 _COPIES = ("copy_path", "host_gib", "num_host_blocks")
 _SWAPS = ("copy_mode",)  # a host cache is always copied beside the computing
-_OFFLOADS = ("offload_connector", "offload_prompt_only", "lazy_offload")
+_OFFLOADS = ("offload_connector", "offload_prompt_only", "lazy_offload", "load_steps", "store_steps")  # fmt: skip
 _IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")
 MOST_NAMED = 3
 
@@ -144,7 +144,7 @@ def _connector(offloading: list[Meta]) -> str:
     """' by the native connector, prompt blocks only', where all that offload do it so; else ''."""
     name, prompts, late = (
         _shared([m.settings.get(key) for m in offloading]) if offloading else None
-        for key in _OFFLOADS
+        for key in _OFFLOADS[:3]
     )
     words = f" by the {name} connector" if name else ""
     if prompts and name == "native":

@@ -134,6 +134,8 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
     )
     kept = pl.col("found_tokens") + pl.col("restored_tokens")
     again = (pl.col("tokens") - kept).clip(lower_bound=0)
+    # offload: only the estimate is told, in which tokens expected in the prefix cache are left out
+    estimated = _OFFLOAD & pl.col("cost_s").is_null()
     table = (
         pl.concat([own, away], how="horizontal")
         .join(copied, on=["request_id", "nth"], how="left", maintain_order="left")
@@ -141,13 +143,15 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
             recomputed_tokens=pl.when(pl.col("resume_step").is_not_null()).then(
                 pl.when(_SWAP).then(0).otherwise(again)
             ),
-            uncached_cost_s=pl.when(~_SWAP).then(pl.coalesce("cost_s", "recompute_est_s")),
+            uncached_cost_s=pl.when(~(_SWAP | estimated)).then(
+                pl.coalesce("cost_s", "recompute_est_s")
+            ),
         )
     )
-    share = pl.when(pl.col("tokens") > 0).then(
-        pl.col("recomputed_tokens").fill_null(0) / pl.col("tokens")
-    )
-    recompute_s = pl.col("uncached_cost_s") * share.fill_null(0.0)
+    told_s = pl.coalesce("uncached_cost_s", "recompute_est_s")
+    told_of = pl.col("tokens") - pl.when(estimated).then(pl.col("found_tokens")).fill_null(0)
+    share = pl.when(told_of > 0).then(pl.col("recomputed_tokens").fill_null(0) / told_of)
+    recompute_s = told_s * share.fill_null(0.0)
     loaded_s = pl.when(pl.col("restored_tokens") > 0).then("copied_s").otherwise(0.0)
     return table.with_columns(
         direct_cost_s=pl.when(_SWAP)

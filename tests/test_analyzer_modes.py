@@ -86,6 +86,16 @@ def test_an_offloaded_victim_costs_its_load_and_what_was_computed_again() -> Non
     assert (row["stalled_s"], preemption_cost(events)) == (0.0, pytest.approx(1.7))
 
 
+def test_an_offloaded_victim_without_a_cost_is_told_by_its_estimate() -> None:
+    untold = [{**e, "cost_s": None} if e["kind"] == "preempt" else e for e in OFFLOADED]
+
+    row = preemptions(frame(make_events(untold)), frame(make_steps([7] * 4))).row(0, named=True)
+
+    # 3 s for the 80 tokens that the prefix cache did not have; 30 of them were computed again
+    assert row["direct_cost_s"] == pytest.approx(3.0 * 30 / 80 + 0.5)
+    assert row["uncached_cost_s"] is None
+
+
 def test_a_load_that_tells_no_time_leaves_the_cost_unknown() -> None:
     untimed = [{**e, "cost_s": None} if e["kind"] == "load" else e for e in OFFLOADED]
 
