@@ -159,17 +159,40 @@ def _add_engine_flags(group: Any) -> None:
 
 def _add_swap_flags(group: Any) -> None:
     group.add_argument(
-        "--preemption", dest="preemption_mode", choices=("recompute", "swap", "cheapest")
+        "--preemption",
+        dest="preemption_mode",
+        choices=("recompute", "swap", "offload", "cheapest"),
     )
     group.add_argument(
         "--victim", choices=("last", "priority", "fewest-computed", "most-blocks")
     )
     group.add_argument(
-        "--host-gib", type=float, metavar="F", help="host memory for swapped KV (default 16)"
+        "--host-gib",
+        type=float,
+        metavar="F",
+        help="host memory for swapped KV, or for the host cache of offload (default 16)",
     )
     group.add_argument("--num-host-blocks", type=int, metavar="N", help="the same in blocks")
     group.add_argument("--copy-path", choices=("loop", "batch", "coalesced"))
     group.add_argument("--copy-mode", choices=("blocking", "async"))
+    group.add_argument(
+        "--offload-connector",
+        choices=("native", "simple"),
+        help="which of vLLM's connectors keeps the host cache (default native)",
+    )
+    group.add_argument(
+        "--offload-all",
+        dest="offload_prompt_only",
+        action="store_const",
+        const=False,
+        help="native: store generated blocks too (vLLM's default is prompt blocks only)",
+    )
+    group.add_argument(
+        "--lazy-offload",
+        action="store_const",
+        const=True,
+        help="simple: store blocks only when they are about to be handed out",
+    )
 
 
 def _add_machine_flags(group: Any) -> None:

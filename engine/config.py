@@ -15,7 +15,7 @@ from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-from engine.core.state import UNLIMITED, Clock, Mode, Rules, Victim
+from engine.core.state import UNLIMITED, Clock, Mode, Offload, Rules, Victim
 from engine.cost_model import COPY_PATHS, CostParams, make_cost_params
 from engine.devices import DeviceSpec, load_device
 from engine.memory import default_token_budget, host_blocks, pool_blocks
@@ -23,7 +23,8 @@ from engine.models import ModelShape, kv_bytes_per_block, load_model
 from traces.errors import SettingsError
 
 POLICIES = ("fcfs", "priority")
-PREEMPTION_MODES = ("recompute", "swap", "cheapest")
+PREEMPTION_MODES = ("recompute", "swap", "offload", "cheapest")
+OFFLOAD_CONNECTORS = ("native", "simple")
 VICTIMS = ("last", "priority", "fewest-computed", "most-blocks")
 COPY_MODES = ("blocking", "async")
 CLOCKS = ("modelled", "step", "latency")
@@ -33,12 +34,12 @@ MAX_BLOCKS = 1 << 26  # the core keeps some 80 bytes a block
 _MOST = 1 << 30  # step rows count tokens and blocks in 32 bits
 # Settings whose None means: vLLM's default, derived, or no limit.
 _DERIVED = ("num_gpu_blocks", "kv_tokens", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "num_host_blocks", "max_steps")  # fmt: skip
-_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling")  # fmt: skip
+_SWITCHES = ("enable_prefix_caching", "enable_chunked_prefill", "scheduler_reserve_full_isl", "async_scheduling", "offload_prompt_only", "lazy_offload")  # fmt: skip
 
 # Keys of the parity harness's settings.json that mean the same under another name, and those that
 # only steer the harness itself.
 _ALIASES = {"num_blocks": "num_gpu_blocks"}
-_HARNESS_ONLY = ("record_free_queue", "cpu_blocks", "offload_prompt_only", "lazy_offload", "load_steps", "store_steps")  # fmt: skip
+_HARNESS_ONLY = ("record_free_queue",)
 
 
 @dataclass(frozen=True)
@@ -48,8 +49,12 @@ class EngineSettings:
     num_gpu_blocks counts the null block, as vLLM does; kv_tokens is the pool in tokens instead;
     with neither, the pool is what gpu_memory_utilization of the device leaves. victim None: last
     admitted under fcfs, least important under priority (both vLLM's). preemption_mode cheapest: for
-    each victim the cheaper of recompute and swap. host_gib / num_host_blocks: room for swapped
-    requests. copy_path, copy_mode: how blocks cross the link. compat "vllm-0.26"
+    each victim the cheaper of recompute and swap. host_gib / num_host_blocks:
+    room for swapped requests, or for the host's block cache (vLLM's --kv-offloading-size).
+    offload_connector: vLLM's OffloadingConnector ("native") or SimpleCPUOffloadConnector;
+    offload_prompt_only is the former's, lazy_offload the latter's. copy_path, copy_mode: how blocks
+    cross the link; offload always copies asynchronously. load_steps, store_steps: how long its copies
+    take on the step and latency clocks. compat "vllm-0.26"
     keeps that version's known faults. cost_overrides: parameters of the cost model by name.
     """
 
@@ -73,6 +78,11 @@ class EngineSettings:
     num_host_blocks: int | None = None
     copy_path: str = "coalesced"
     copy_mode: str = "blocking"
+    offload_connector: str = "native"
+    offload_prompt_only: bool = True
+    lazy_offload: bool = False
+    load_steps: int = 1
+    store_steps: int = 1
     model: str = "llama-3.1-8b"
     device: str = "h100-sxm"
     tensor_parallel_size: int = 1
@@ -141,6 +151,8 @@ def _check(s: EngineSettings) -> None:
     _check_types(s)
     _one_of("policy", s.policy, POLICIES)
     _one_of("preemption_mode", s.preemption_mode, PREEMPTION_MODES)
+    _one_of("offload_connector", s.offload_connector, OFFLOAD_CONNECTORS)
+    _check_offload(s)
     _one_of("copy_path", s.copy_path, COPY_PATHS)
     _one_of("copy_mode", s.copy_mode, COPY_MODES)
     _one_of("clock", s.clock, CLOCKS)
@@ -172,6 +184,8 @@ def _check(s: EngineSettings) -> None:
         ("long_prefill_token_threshold", 0, _MOST),
         ("num_host_blocks", 0, _MOST),
         ("tensor_parallel_size", 1, 1024),
+        ("load_steps", 1, _MOST),
+        ("store_steps", 1, _MOST),
         ("livelock_steps", 1, _MOST),
         ("max_steps", 1, UNLIMITED),
         ("seed", 0, UNLIMITED),
@@ -185,6 +199,22 @@ def _check(s: EngineSettings) -> None:
         value = getattr(s, name)
         if not _is_number(value) or not low <= value <= high:
             raise SettingsError(f"{name} must lie between {low:g} and {high:g}, not {value!r}.")
+
+
+def _check_offload(s: EngineSettings) -> None:
+    """Raise SettingsError where the connector could not work, as vLLM would say at start-up or not at all."""
+    if s.preemption_mode != "offload":
+        return
+    if s.offload_connector == "simple" and not s.enable_prefix_caching:
+        raise SettingsError(
+            "offload_connector 'simple' needs prefix caching: without it vLLM's connector switches itself off. "
+            "Leave enable_prefix_caching on, or use the native connector."
+        )
+    least = 1 if s.offload_connector == "native" else 2
+    if isinstance(s.num_host_blocks, int) and s.num_host_blocks < least:
+        raise SettingsError(
+            f"num_host_blocks {s.num_host_blocks} leaves the host cache without a block. Give {least} or more."
+        )
 
 
 @dataclass(frozen=True)
@@ -238,13 +268,20 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
             max_num_seqs=seqs,
         )
     host = 0
-    if s.preemption_mode in ("swap", "cheapest"):
+    if s.preemption_mode != "recompute":
         if s.num_host_blocks is not None:
             host = s.num_host_blocks
         else:
             host = host_blocks(
                 model, s.host_gib, tp=tp, kv_dtype=s.kv_cache_dtype, block_size=s.block_size
             )
+    offload = _connector(s)
+    if offload in (Offload.EAGER, Offload.LAZY):
+        host -= 1  # vLLM's simple connector keeps a null block on the host too
+    if offload and host < 1:
+        raise SettingsError(
+            f"host_gib {s.host_gib:g} holds no block of the host cache. Give more, or num_host_blocks."
+        )
     if blocks > MAX_BLOCKS:
         raise SettingsError(
             f"the pool would have {blocks:,} blocks, and at most {MAX_BLOCKS:,} can be simulated. Use larger blocks or less memory."
@@ -286,8 +323,20 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         linear_base_ms=float(s.latency_ms[0]),
         linear_prefill_ms=float(s.latency_ms[1]),
         linear_decode_ms=float(s.latency_ms[2]),
+        offload=int(offload),
+        prompt_only=int(s.offload_prompt_only),
+        load_steps=s.load_steps,
+        store_steps=s.store_steps,
     )
     return Resolved(s, rules, cost, model, device, blocks, host, block_bytes)
+
+
+def _connector(s: EngineSettings) -> Offload:
+    if s.preemption_mode != "offload":
+        return Offload.NONE
+    if s.offload_connector == "native":
+        return Offload.NATIVE
+    return Offload.LAZY if s.lazy_offload else Offload.EAGER
 
 
 def _batch_limits(
@@ -342,9 +391,11 @@ def settings_from_file(path: str | Path, base: EngineSettings | None = None) -> 
             changes[name] = tuple(value) if isinstance(value, list) else value
         elif key == "offload":
             if value is not None:
-                raise SettingsError(
-                    f"{path.name}: offload {value!r} is not simulated yet. Use preemption_mode recompute or swap."
-                )
+                changes["preemption_mode"] = "offload"
+                changes["offload_connector"] = value
+        elif key == "cpu_blocks":
+            if document.get("offload") is not None:
+                changes["num_host_blocks"] = value
         elif key not in _HARNESS_ONLY:
             raise SettingsError(
                 f"{path.name}: unknown setting {key!r}. Known are {', '.join(sorted(known))}."

@@ -82,6 +82,7 @@ def step_record(s: State, ids: np.ndarray) -> dict[str, Any]:
         "step": int(c.step),
         "running": [ids[r] for r in seats.running[: c.num_running]],
         "waiting": [ids[r] for r in waiting_order(s)],
+        "deferred": [ids[r] for r in s.requests.deferred[: c.num_deferred]],
         "swapped": [ids[r] for r in s.requests.swap_queue[: c.num_swapped]],
         "scheduled": scheduled,
         "admitted": admitted,

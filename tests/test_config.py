@@ -63,10 +63,33 @@ def test_host_blocks_are_for_modes_that_copy() -> None:
         mode: resolve(
             make_settings(num_host_blocks=7, preemption_mode=mode, clock="modelled")
         ).host_blocks
-        for mode in ("recompute", "swap", "cheapest")
+        for mode in ("recompute", "swap", "offload", "cheapest")
     }
 
-    assert blocks == {"recompute": 0, "swap": 7, "cheapest": 7}
+    assert blocks == {"recompute": 0, "swap": 7, "offload": 7, "cheapest": 7}
+
+
+def test_the_simple_connector_keeps_a_null_block_on_the_host_too() -> None:
+    settings = make_settings(
+        num_host_blocks=7,
+        preemption_mode="offload",
+        offload_connector="simple",
+        enable_prefix_caching=True,
+    )
+
+    assert resolve(settings).rules.host_blocks == 6
+
+
+def test_a_settings_file_names_the_host_cache_as_the_harness_does(tmp_path: Path) -> None:
+    settings = from_file(
+        tmp_path,
+        {"offload": "native", "cpu_blocks": 256, "offload_prompt_only": False, "load_steps": 2},
+    )
+
+    assert settings.preemption_mode == "offload"
+    assert settings.offload_connector == "native"
+    assert settings.num_host_blocks == 256
+    assert (settings.offload_prompt_only, settings.load_steps) == (False, 2)
 
 
 def test_host_gib_are_whole_blocks() -> None:
@@ -96,7 +119,20 @@ def test_a_settings_file_takes_vllms_and_the_harness_names(tmp_path: Path) -> No
 
 BAD_FILES: dict[str, tuple[Any, str]] = {
     "unknown key": ({"num_block": 5}, "unknown setting 'num_block'"),
-    "offload": ({"offload": "native"}, "offload 'native' is not simulated yet"),
+    "unknown connector": ({"offload": "lmcache"}, "offload_connector 'lmcache' is not known"),
+    "simple without a prefix cache": (
+        {"offload": "simple", "cpu_blocks": 9, "enable_prefix_caching": False},
+        "'simple' needs prefix caching",
+    ),
+    "no host block": ({"offload": "native", "cpu_blocks": 0}, "num_host_blocks 0 leaves"),
+    "only the simple connector's null block": (
+        {"offload": "simple", "cpu_blocks": 1},
+        "num_host_blocks 1 leaves",
+    ),
+    "no room on the host": (
+        {"preemption_mode": "offload", "host_gib": 0.0},
+        "host_gib 0 holds no block",
+    ),
     "no object": ([1, 2], "holds a list, not an object of settings"),
     "no JSON": ("{", "not a readable JSON file"),
     "text for a number": ({"num_blocks": "65"}, "num_gpu_blocks"),

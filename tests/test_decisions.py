@@ -13,7 +13,7 @@ from traces.errors import SettingsError
 from traces.recording import open_recording
 
 FIELDS = [
-    "step", "running", "waiting", "swapped", "scheduled", "admitted", "preempted", "aborted",
+    "step", "running", "waiting", "deferred", "swapped", "scheduled", "admitted", "preempted", "aborted",
     "new_blocks", "blocks", "finished", "blocks_end",
 ]  # fmt: skip
 

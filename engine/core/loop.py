@@ -17,6 +17,7 @@ import numpy as np
 
 from engine.core import events, outputs, queues
 from engine.core.jit import inlined, kernel
+from engine.core.offload import settle, submit
 from engine.core.schedule import abort, schedule
 from engine.core.state import Clock, Kind, Reason, Status
 from engine.cost_model import step_time_s
@@ -30,6 +31,7 @@ _MODELLED, _STEP, _LINEAR = (
 _WAITING, _REFUSED = np.int64(Status.WAITING), np.int64(Status.REFUSED)
 _K_ARRIVE, _K_REFUSE = np.int64(Kind.ARRIVE), np.int64(Kind.REFUSE)
 _K_SWAP_OUT, _K_SWAP_IN = np.int64(Kind.SWAP_OUT), np.int64(Kind.SWAP_IN)
+_K_LOAD = np.int64(Kind.LOAD)
 _OVER_POOL, _OVER_LEN = (
     np.int64(Reason.PROMPT_OVER_POOL),
     np.int64(Reason.PROMPT_OVER_MODEL_LEN),
@@ -60,7 +62,7 @@ _STALLED, _LIVELOCK, _MAX = int(Code.STALLED), int(Code.LIVELOCK), int(Code.MAX_
 @inlined
 def _unfinished(s: Any) -> Any:
     c = s.c[0]
-    return c.num_running + c.num_waiting + c.num_swapped + c.num_loads
+    return c.num_running + c.num_waiting + c.num_swapped + c.num_loads + c.num_deferred
 
 
 @inlined
@@ -68,6 +70,8 @@ def _room(s: Any, rules: Any) -> Any:
     """Whether the buffers hold what one more step may note."""
     c = s.c[0]
     most = 6 * rules.max_num_seqs + 16
+    if rules.offload:  # a load takes no seat
+        most += len(s.slots)
     return c.num_step_rows + 2 < len(s.step_rows) and c.num_event_rows + most < len(
         s.event_rows
     )
@@ -129,6 +133,8 @@ def begin(s: Any, rules: Any, cost: Any) -> Any:
         if c.next_arrival >= len(s.requests) - 1:
             return _DONE
         c.now_s = max(c.now_s, _next_arrival_s(s, rules))
+        if rules.offload and rules.clock == _MODELLED:
+            settle(s, rules, cost)
     if rules.clock == _STEP:
         c.step = int(c.now_s)
     while _due(s, rules):
@@ -161,12 +167,16 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     view = outputs.advance(s, rules, cost.window_tokens)
     row = s.flight_row[k]
     start = c.now_s if rules.clock != _MODELLED else max(c.now_s, c.gpu_free_s)
+    if rules.offload:
+        submit(s, rules, cost, start)
     row.t_start_s = start
     for i in range(c.num_admitted):
         q = s.requests[s.noted[i].admitted]
         if q.num_preemptions == 0:
             q.first_scheduled_s = start
     _count_copied(s, row)
+    if rules.offload:
+        row.swap_out_bytes += c.stored_blocks_now * rules.block_bytes
     if rules.clock == _STEP:
         row.duration_s = 1.0
         row.stall_s = 0.0
@@ -206,7 +216,7 @@ def _count_copied(s: Any, row: Any) -> None:
             break
         if e.kind == _K_SWAP_OUT:
             row.swap_out_bytes += e.bytes
-        elif e.kind == _K_SWAP_IN:
+        elif e.kind == _K_SWAP_IN or e.kind == _K_LOAD:
             row.swap_in_bytes += e.bytes
 
 
@@ -229,6 +239,10 @@ def _until_copy(s: Any, start: Any) -> Any:
         t = s.requests[s.slots[k].load].ready_s
         if first < 0.0 or t < first:
             first = t
+    for k in range(c.num_jobs):  # copies of the host cache
+        j = s.hosts[k].job_order
+        if s.hosts[j].job_state == 1 and (first < 0.0 or s.hosts[j].job_due < first):
+            first = s.hosts[j].job_due
     return max(0.0, first - start)
 
 
@@ -246,7 +260,7 @@ def finish(s: Any, rules: Any) -> Any:
     keep_in_flight = (
         rules.async_scheduling
         and c.num_in_flight < 2
-        and (executed or c.num_running + c.num_waiting > 0)
+        and (executed or c.num_running + c.num_waiting + c.num_deferred + c.num_jobs > 0)
     )
     processed_end_s = start_s
     if not keep_in_flight:
@@ -264,6 +278,9 @@ def finish(s: Any, rules: Any) -> Any:
     else:
         c.now_s += duration_s
     copying = c.num_fences + c.num_loads > 0
+    for k in range(c.num_jobs):
+        if c.num_in_flight == 0 or s.hosts[s.hosts[k].job_order].job_made != row.step:
+            copying = True  # what only a step in flight asked for does not run yet
     if not executed and c.num_preempted == 0 and not copying and c.idle_steps > 4:
         empty = True
         for k in range(c.num_in_flight):

@@ -13,10 +13,12 @@ import numpy as np
 
 from engine.core import events, prefix, queues
 from engine.core.jit import inlined, kernel
+from engine.core.offload import complete, drain_fences, end_on_host, free_or_fence
 from engine.core.preempt import drop_host_copy, free_blocks_of
-from engine.core.state import Kind, Status
+from engine.core.state import Clock, Kind, Status
 
 _ZERO = np.int64(0)
+_MODELLED = np.int64(Clock.MODELLED)
 _RUNNING, _PREEMPTED = np.int64(Status.RUNNING), np.int64(Status.PREEMPTED)
 _SWAPPED, _FINISHED, _K_FINISH = (
     np.int64(Status.SWAPPED),
@@ -41,6 +43,8 @@ def advance(s: Any, rules: Any, window_tokens: Any) -> Any:
     ctx, window_ctx = np.int64(0), np.int64(0)
     qk, window_qk = 0.0, 0.0
     base = k * len(s.seats)
+    if rules.offload and c.num_sched > 0:
+        c.sched_seq += 1
     for i in range(c.num_sched):
         r, n = s.seats[i].sched_req, s.seats[i].sched_tok
         q = s.requests[r]
@@ -61,6 +65,9 @@ def advance(s: Any, rules: Any, window_tokens: Any) -> Any:
             again += first
         decode += n - again
         samples = end >= q.num_tokens + q.placeholders
+        if rules.offload:
+            q.prefilling = np.int64(not samples)
+            q.last_seq = c.sched_seq
         if samples:
             rows += 1
             q.placeholders += rules.async_scheduling
@@ -93,12 +100,14 @@ def _count(s: Any, rules: Any, row: Any) -> None:
     c = s.c[0]
     row.step = c.step
     row.num_running = c.num_running
-    row.num_waiting = c.num_waiting
-    row.num_swapped = c.num_swapped + c.num_loads
+    row.num_waiting = c.num_waiting + c.num_deferred - c.num_loading
+    row.num_swapped = c.num_swapped + c.num_loads + c.num_loading
     resumed = 0
     cached = 0
+    restored = 0
     for i in range(c.num_admitted):
-        cached += s.noted[i].admitted_cached
+        cached += s.noted[i].admitted_cached - s.noted[i].admitted_restored
+        restored += s.noted[i].admitted_restored
         if s.requests[s.noted[i].admitted].num_preemptions > 0:
             resumed += 1
     row.num_admitted = c.num_admitted - resumed
@@ -106,11 +115,12 @@ def _count(s: Any, rules: Any, row: Any) -> None:
     row.num_preempted = c.num_preempted
     row.num_finished = 0
     row.cached_tokens = cached
+    row.restored_tokens = restored
     row.free_blocks = c.num_free
     row.used_blocks = rules.num_blocks - 1 - c.num_free
     row.cached_free_blocks = c.cached_free
     row.fenced_blocks = c.fenced_blocks
-    row.host_used_blocks = rules.host_blocks - c.host_free
+    row.host_used_blocks = c.host_filled if rules.offload else rules.host_blocks - c.host_free
     row.swap_out_bytes = 0
     row.swap_in_bytes = 0
 
@@ -123,6 +133,9 @@ def process(s: Any, rules: Any) -> None:
     row = s.flight_row[k]
     end_s = row.t_start_s + row.duration_s
     c.num_finished = 0
+    if rules.offload and row.num_scheduled > 0:
+        c.processed_seq += 1
+        drain_fences(s)
     from_running = 0
     base = k * len(s.seats)
     for i in range(row.num_scheduled):
@@ -147,6 +160,8 @@ def process(s: Any, rules: Any) -> None:
             _finish(s, rules, r, end_s)
     if from_running > 0:
         _drop_finished(s)
+    if rules.offload:
+        complete(s, rules, end_s if rules.clock == _MODELLED else float(row.step))
     row.num_finished = c.num_finished
     s.step_rows[c.num_step_rows] = row
     c.num_step_rows += 1
@@ -167,7 +182,10 @@ def _finish(s: Any, rules: Any, r: Any, end_s: Any) -> None:
             drop_host_copy(s, r)
     was_running = q.status == _RUNNING
     events.end_request(s, r, _FINISHED, _K_FINISH, end_s, _ZERO)
-    if was_running:
+    if rules.offload:
+        end_on_host(s, rules, r)
+        free_or_fence(s, rules, r)
+    elif was_running:
         free_blocks_of(s, r)
     s.noted[c.num_finished].finished = r
     c.num_finished += 1

@@ -67,6 +67,30 @@ def touch(s: Any, b: Any) -> None:
     s.blocks[b].ref += 1
 
 
+@inlined
+def release_after(s: Any, b: Any, after: Any) -> Any:
+    """One holder of block b less; returns `after` as it is for the next block to be released.
+
+    A block outside the prefix cache that becomes free is linked in behind `after` (0: at the head), a cached one
+    goes to the tail.
+    """
+    s.blocks[b].ref -= 1
+    if s.blocks[b].ref == 0:
+        if s.blocks[b].key == np.uint64(0):
+            n = s.blocks[after].next
+            s.blocks[after].next = b
+            s.blocks[b].prev = after
+            s.blocks[b].next = n
+            s.blocks[n].prev = b
+            s.c[0].num_free += 1
+            after = b
+        else:
+            push_free(s, b, False)
+            s.c[0].cached_used -= 1
+            s.c[0].cached_free += 1
+    return after
+
+
 @kernel
 def free_row(s: Any, slot: Any, num_blocks: Any) -> Any:
     """Let go of a block-table row, last block first; returns how many became free.
@@ -74,25 +98,8 @@ def free_row(s: Any, slot: Any, num_blocks: Any) -> Any:
     All blocks outside the prefix cache end up before the old head, the first freed (the row's last) in front; the
     cached ones behind the old tail in the same order.
     """
-    c = s.c[0]
-    freed = 0
-    after = np.int64(0)  # where the next such block is linked in: behind the previous one
+    before = s.c[0].num_free
+    after = np.int64(0)
     for i in range(num_blocks - 1, -1, -1):
-        b = np.int64(s.table[slot, i])
-        s.blocks[b].ref -= 1
-        if s.blocks[b].ref != 0:
-            continue
-        freed += 1
-        if s.blocks[b].key == np.uint64(0):
-            n = s.blocks[after].next
-            s.blocks[after].next = b
-            s.blocks[b].prev = after
-            s.blocks[b].next = n
-            s.blocks[n].prev = b
-            c.num_free += 1
-            after = b
-        else:
-            push_free(s, b, False)
-            c.cached_used -= 1
-            c.cached_free += 1
-    return freed
+        after = release_after(s, np.int64(s.table[slot, i]), after)
+    return s.c[0].num_free - before

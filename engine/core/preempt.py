@@ -24,13 +24,14 @@ from engine.core.estimates import (
     swap_estimate_s,
 )
 from engine.core.jit import inlined, kernel
+from engine.core.offload import leave
 from engine.core.state import NONE, Clock, Kind, Mode, Status, Victim
 from engine.cost_model import recompute_time_s
 
 _LAST, _PRIORITY = np.int64(Victim.LAST), np.int64(Victim.PRIORITY)
 _FEWEST, _MOST = np.int64(Victim.FEWEST_COMPUTED), np.int64(Victim.MOST_BLOCKS)
 _RECOMPUTE, _SWAP = np.int64(Mode.RECOMPUTE), np.int64(Mode.SWAP)
-_CHEAPEST = np.int64(Mode.CHEAPEST)
+_OFFLOAD, _CHEAPEST = np.int64(Mode.OFFLOAD), np.int64(Mode.CHEAPEST)
 _PREEMPTED, _SWAPPED, _LOADING = (
     np.int64(Status.PREEMPTED),
     np.int64(Status.SWAPPED),
@@ -135,11 +136,12 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
     e = s.event_rows[i]
     e.cause = cause
     e.mode_asked = rules.mode
-    e.mode_used = _SWAP if swap else _RECOMPUTE
+    e.mode_used = _SWAP if swap else _OFFLOAD if rules.offload else _RECOMPUTE
     if rules.clock != _STEP_CLOCK:
         e.recompute_est_s = recompute_est_s
         e.swap_est_s = swap_est_s
-        e.cost_s = recompute_time_s(cost, computed, 0)
+        if not rules.offload:  # how much is restored shows when it is looked up again
+            e.cost_s = recompute_time_s(cost, computed, 0)
         if swap:
             out_s = copy_cost_s(s, rules, cost, q.slot, move, _OUT)
             e.cost_s = out_s + copy_cost_s(s, rules, cost, q.slot, move, _IN)
@@ -155,7 +157,10 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
         e.bytes = move * rules.block_bytes
         _swap_out(s, rules, cost, r, move)
     else:
-        free_blocks_of(s, r)
+        if rules.offload:
+            leave(s, rules, r)
+        else:
+            free_blocks_of(s, r)
         q.num_computed = 0
         q.status = _PREEMPTED
         queues.wait_push(s, r, rules.priority, _IN)

@@ -122,7 +122,7 @@ def forget(s: Any, b: Any) -> None:
 
 
 @kernel
-def _shared_hash(s: Any, r: Any, place: Any, block_size: Any) -> Any:
+def shared_hash(s: Any, r: Any, place: Any, block_size: Any) -> Any:
     """Hash of the tokens of request r up to the end of its block `place`, inside its segments."""
     q = s.requests[r]
     last = (place + 1) * block_size - 1
@@ -151,7 +151,7 @@ def register_full(s: Any, r: Any, num_tokens: Any, block_size: Any) -> None:
     for place in range(q.num_hashed, full):
         b = np.int64(s.table[q.slot, place])
         if place < shared:
-            _register_shared(s, b, _shared_hash(s, r, place, block_size))
+            _register_shared(s, b, shared_hash(s, r, place, block_size))
         else:
             _register_own(s, b, r, place)
         s.c[0].cached_used += 1
@@ -170,7 +170,7 @@ def find_hits(s: Any, r: Any, slot: Any, block_size: Any) -> Any:
     shared = min(q.shared_tokens // block_size, limit)
     hits = 0
     while hits < shared:
-        b = s.index[_find(s, _shared_hash(s, r, hits, block_size))].block
+        b = s.index[_find(s, shared_hash(s, r, hits, block_size))].block
         if b == 0:
             break
         s.table[slot, hits] = b

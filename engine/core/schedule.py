@@ -14,9 +14,19 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, pool, prefix, queues
+from engine.core import events, offload, prefix, queues
+from engine.core.admission import admit, admit_or_restore
 from engine.core.estimates import contended, copy_cost_s, note_found
-from engine.core.jit import inlined, kernel
+from engine.core.jit import kernel
+from engine.core.placing import (
+    blocks_for,
+    claim_slot,
+    never_fits,
+    note_admitted,
+    place,
+    take_blocks,
+    unplace,
+)
 from engine.core.preempt import (
     choose_victim,
     drop_host_copy,
@@ -45,6 +55,13 @@ _OUTGREW = np.int64(Reason.OUTGREW_POOL)
 @kernel
 def schedule(s: Any, rules: Any, cost: Any) -> None:
     """Decide one step at time `now_s` and do it; the step's arrays say what was decided."""
+    _decide(s, rules, cost)
+    if rules.offload:
+        offload.plan(s, rules)
+
+
+@kernel
+def _decide(s: Any, rules: Any, cost: Any) -> None:
     c = s.c[0]
     c.num_sched = 0
     c.num_admitted = 0
@@ -61,50 +78,10 @@ def schedule(s: Any, rules: Any, cost: Any) -> None:
         budget = _swap_in(s, rules, cost, budget)
         if c.num_swapped > 0:
             return
-    _admit(s, rules, budget)
-
-
-@inlined
-def _blocks_for(tokens: Any, rules: Any) -> Any:
-    return (min(tokens, rules.max_model_len) + rules.block_size - 1) // rules.block_size
-
-
-@inlined
-def _place(s: Any, r: Any, tokens: Any, new_from: Any) -> None:
-    """Write request r into this step with that many tokens."""
-    c = s.c[0]
-    i = c.num_sched
-    s.seats[i].sched_req = r
-    s.seats[i].sched_tok = tokens
-    s.seats[i].sched_new_from = new_from
-    s.requests[r].sched_step = c.step
-    c.num_sched = i + 1
-
-
-@kernel
-def _unplace(s: Any, r: Any) -> Any:
-    """Cancel request r's part of this step; returns the tokens it gives back."""
-    c = s.c[0]
-    i = 0
-    while s.seats[i].sched_req != r:
-        i += 1
-    tokens = s.seats[i].sched_tok
-    for k in range(i, c.num_sched - 1):
-        s.seats[k].sched_req = s.seats[k + 1].sched_req
-        s.seats[k].sched_tok = s.seats[k + 1].sched_tok
-        s.seats[k].sched_new_from = s.seats[k + 1].sched_new_from
-    c.num_sched -= 1
-    return tokens
-
-
-@inlined
-def _take_blocks(s: Any, r: Any, total: Any) -> None:
-    """Extend the block-table row of request r to `total` blocks. There must be enough."""
-    q = s.requests[r]
-    for i in range(q.num_blocks, total):
-        s.table[q.slot, i] = pool.take_block(s)
-    if total > q.num_blocks:
-        q.num_blocks = total
+    if rules.offload:
+        admit_or_restore(s, rules, budget)
+    else:
+        admit(s, rules, budget)
 
 
 @kernel
@@ -131,20 +108,20 @@ def _grow(s: Any, rules: Any, cost: Any) -> Any:
             continue
         before = q.num_blocks
         if q.num_computed + new > before * rules.block_size:
-            total = _blocks_for(q.num_computed + new, rules)
+            total = blocks_for(q.num_computed + new, rules)
             if total - before > c.num_free:
                 i, budget, fits = _make_room(s, rules, cost, i, total - before, budget)
                 if not fits:
-                    if q.status != _RUNNING:
-                        break  # it was its own victim: the phase ends
+                    if q.status != _RUNNING or rules.offload:
+                        break  # it was its own victim, or the victim cannot be had yet
                     i += 1  # its blocks are on their way: it skips this step
                     continue
-            _take_blocks(s, r, total)
+            take_blocks(s, r, total)
         if rules.caching:
             known = min(q.num_computed + new, q.num_tokens)
             if known >= (q.num_hashed + 1) * rules.block_size:
                 prefix.register_full(s, r, known, rules.block_size)
-        _place(s, r, new, before)
+        place(s, r, new, before)
         budget -= new
         i += 1
     return budget
@@ -164,33 +141,24 @@ def _make_room(s: Any, rules: Any, cost: Any, i: Any, need: Any, budget: Any) ->
         if c.fenced_blocks > 0 and need <= c.num_free + c.fenced_blocks:
             c.waited_for_fence = 1
             return i, budget, False
-        place = choose_victim(s, rules)
-        victim = s.seats[place].running
+        at = choose_victim(s, rules)
+        victim = s.seats[at].running
+        # Its blocks would come only with the outputs of the step in flight. vLLM 0.26.0 takes victim
+        # after victim all the same (upstream PR 49675).
+        if rules.offload and not rules.compat and offload.is_fenced(s, rules, victim):
+            return i, budget, False
         was_scheduled = s.requests[victim].sched_step == c.step
-        queues.run_remove_at(s, place)
+        queues.run_remove_at(s, at)
         if was_scheduled:
-            budget += _unplace(s, victim)
+            budget += unplace(s, victim)
         # vLLM steps back only for a victim already scheduled; a skipped one in front of i makes it
         # pass over the next request once. Our own victim rules do not copy that.
-        if was_scheduled or (rules.victim > _PRIORITY and place < i):
+        if was_scheduled or (rules.victim > _PRIORITY and at < i):
             i -= 1
         preempt(s, rules, cost, victim, r, was_scheduled)
         if victim == r:
             return i, budget, False
     return i, budget, True
-
-
-@inlined
-def _never_fits(s: Any, rules: Any, r: Any) -> Any:
-    known = s.requests[r].num_tokens
-    return (known + rules.block_size - 1) // rules.block_size > rules.num_blocks - 1
-
-
-@inlined
-def _claim_slot(s: Any, r: Any) -> None:
-    c = s.c[0]
-    c.num_slots -= 1
-    s.requests[r].slot = s.slots[c.num_slots].free
 
 
 @kernel
@@ -202,7 +170,7 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
             break
         r = s.requests[0].swap_queue
         q = s.requests[r]
-        if _never_fits(s, rules, r):
+        if never_fits(s, rules, r):
             queues.swapped_remove(s, r)
             if not q.fenced:
                 drop_host_copy(s, r)
@@ -217,7 +185,7 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
         if new <= 0:
             break
         watermark = rules.watermark_blocks if c.num_running > 0 else 0
-        total = _blocks_for(max(q.num_tokens, q.num_computed + new), rules)
+        total = blocks_for(max(q.num_tokens, q.num_computed + new), rules)
         if total + watermark > c.num_free:
             break
         free_before = c.num_free
@@ -225,8 +193,8 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
             hits, _ = prefix.find_hits(s, r, s.slots[c.num_slots - 1].free, rules.block_size)
             note_found(s, r, hits)  # what a recompute would have been spared
         queues.swapped_remove(s, r)
-        _claim_slot(s, r)
-        _take_blocks(s, r, total)
+        claim_slot(s, r)
+        take_blocks(s, r, total)
         _start_swap_in(s, rules, cost, r, free_before)
         if rules.copy_async:
             q.status = _LOADING
@@ -238,8 +206,8 @@ def _swap_in(s: Any, rules: Any, cost: Any, budget: Any) -> Any:
                 known = min(q.num_computed + new, q.num_tokens)
                 prefix.register_full(s, r, known, rules.block_size)
             run_again(s, r, _ZERO, free_before)
-            _place(s, r, new, _ZERO)
-            _note_admitted(s, r, _ZERO)
+            place(s, r, new, _ZERO)
+            note_admitted(s, r, _ZERO, _ZERO)
             budget -= new
     return budget
 
@@ -263,71 +231,6 @@ def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any, free_before: Any) -> N
     s.event_rows[i].cost_s = duration
 
 
-@inlined
-def _note_admitted(s: Any, r: Any, cached_tokens: Any) -> None:
-    c = s.c[0]
-    s.noted[c.num_admitted].admitted = r
-    s.noted[c.num_admitted].admitted_cached = cached_tokens
-    c.num_admitted += 1
-
-
-@kernel
-def _admit(s: Any, rules: Any, budget: Any) -> None:
-    """Phase B: waiting requests, in order, until one does not fit."""
-    c = s.c[0]
-    size = rules.block_size
-    while c.num_waiting > 0 and budget > 0:
-        if c.num_running + c.num_loads >= rules.max_num_seqs or c.num_slots == 0:
-            return
-        r = queues.wait_head(s, rules.priority)
-        q = s.requests[r]
-        if not rules.compat and _never_fits(s, rules, r):
-            queues.wait_remove(s, r, rules.priority)
-            events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OUTGREW)
-            continue
-        slot = s.slots[c.num_slots - 1].free
-        hits, idle = _ZERO, _ZERO
-        if rules.caching:
-            hits, idle = prefix.find_hits(s, r, slot, size)
-        new = q.num_tokens - hits * size
-        if 0 < rules.long_prefill < new:
-            new = rules.long_prefill
-        if not rules.chunked and new > budget:
-            return
-        new = min(new, budget)
-        watermark = rules.watermark_blocks if c.num_running > 0 else 0
-        if rules.reserve_full:
-            whole = max(_blocks_for(q.num_tokens, rules) - hits, 0)
-            if whole + idle + watermark > c.num_free:
-                return
-        total = _blocks_for(hits * size + new, rules)
-        if max(total - hits, 0) + idle + watermark > c.num_free:
-            return
-        free_before = c.num_free
-        queues.wait_remove(s, r, rules.priority)
-        _claim_slot(s, r)
-        for i in range(hits):
-            pool.touch(s, np.int64(s.table[slot, i]))
-        q.num_blocks = hits
-        q.num_hashed = hits
-        _take_blocks(s, r, total)
-        q.num_computed = hits * size
-        q.cached_tokens += hits * size
-        if rules.caching:
-            prefix.register_full(s, r, min(hits * size + new, q.num_tokens), size)
-        if q.num_preemptions > 0:
-            note_found(s, r, hits)
-            run_again(s, r, hits * size, free_before)
-        else:
-            q.status = _RUNNING
-            s.seats[c.num_running].running = r
-            c.num_running += 1
-            events.note(s, _K_ADMIT, r, c.now_s, q.num_blocks, hits * size, free_before)
-        _place(s, r, new, _ZERO)
-        _note_admitted(s, r, hits * size)
-        budget -= new
-
-
 @kernel
 def abort(s: Any, rules: Any, r: Any) -> Any:
     """Take request r out of whatever queue it is in; returns whether it was in one."""
@@ -337,7 +240,10 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
         q.preempted_s += s.c[0].now_s - q.preempted_at_s
     if status == _RUNNING:
         queues.run_remove_at(s, queues.run_place(s, r))
-        free_blocks_of(s, r)
+        if not rules.offload:
+            free_blocks_of(s, r)
+    elif q.is_deferred:
+        _drop_deferred(s, r)
     elif status == _LOADING:
         pass  # its blocks come back when the copy has ended
     elif status == _SWAPPED:
@@ -348,5 +254,24 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
         queues.wait_remove(s, r, rules.priority)
     else:
         return False
+    if rules.offload:
+        offload.end_on_host(s, rules, r)
+        if status != _LOADING or q.num_loading == 0:
+            offload.free_or_fence(s, rules, r)
     events.end_request(s, r, _ABORTED, _K_ABORT, s.c[0].now_s, _ZERO)
     return True
+
+
+@kernel
+def _drop_deferred(s: Any, r: Any) -> None:
+    """Take request r out of the deferred ones."""
+    c = s.c[0]
+    i = 0
+    while s.requests[i].deferred != r:
+        i += 1
+    for k in range(i, c.num_deferred - 1):
+        s.requests[k].deferred = s.requests[k + 1].deferred
+    c.num_deferred -= 1
+    s.requests[r].is_deferred = 0
+    if s.requests[r].status == _LOADING:
+        c.num_loading -= 1

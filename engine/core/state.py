@@ -65,6 +65,15 @@ class Mode(IntEnum):
     CHEAPEST = 3
 
 
+class Offload(IntEnum):
+    """Which of vLLM's connectors keeps the host's block cache."""
+
+    NONE = 0
+    NATIVE = 1  # stores blocks as they fill
+    EAGER = 2  # the simple connector: stores blocks known to be computed
+    LAZY = 3  # ... or cached blocks that are about to be handed out
+
+
 class Victim(IntEnum):
     """Who loses its blocks when a running request cannot get one."""
 
@@ -123,6 +132,10 @@ class Rules(NamedTuple):
     linear_base_ms: float
     linear_prefill_ms: float
     linear_decode_ms: float
+    offload: int
+    prompt_only: int
+    load_steps: int  # steps that a copy takes on the step clocks
+    store_steps: int
 
 
 def _layout(**fields: str) -> np.dtype:
@@ -176,6 +189,23 @@ REQUEST = _layout(
     swap_queue="i8",  # requests in host memory, by rank
     abort_order="i8",  # requests with an abort, by time and id
     aborted="i8",  # requests aborted before this step
+    deferred="i8",  # requests put aside: being restored, or waiting for a copy (offload)
+    ended_now="i8",  # requests that ended since the last step (offload)
+    # Mode offload (offload.py).
+    num_jobs="i8",  # copies for it under way
+    next_store="i8",  # leading blocks that were stored, or found stored
+    load_from="i8",  # blocks in front of those that are held or loaded for it ...
+    num_pinned="i8",  # ... host blocks held for a restore that has not begun ...
+    num_loading="i8",  # ... blocks on their way
+    loaded="i8",  # 1: they have come
+    is_deferred="i8",
+    prefilling="i8",  # 1: admitted or being restored, and not all known tokens computed
+    last_seq="i8",  # last step with work that it was part of
+    flush_step="i8",  # step in which it was last a victim
+    gpu_hit_tokens="i8",  # of num_computed at admission, from the GPU's cache ...
+    host_hit_tokens="i8",  # ... and from the host's
+    end_slot="i8",  # row of the block table kept for its last store
+    end_blocks="i8",
 )
 
 # Lists with a place for each running request, kept as columns.
@@ -188,7 +218,8 @@ SEAT = _layout(
 # Lists that are short in most steps, kept apart from what every step walks over.
 NOTED = _layout(
     admitted="i8",  # requests admitted or resumed in this step ...
-    admitted_cached="i8",  # ... and the tokens found in the prefix cache
+    admitted_cached="i8",  # ... the tokens found in the prefix cache ...
+    admitted_restored="i8",  # ... and those restored from the host's
     preempted="i8",  # victims of this step, in order
     preempted_tokens="i8",
     preempted_blocks="i8",
@@ -196,7 +227,15 @@ NOTED = _layout(
 )
 
 # Lists with a place for each row of the block table.
-SLOT = _layout(free="i8", fence="i8", load="i8")  # free rows; copies out, copies in that run
+SLOT = _layout(
+    free="i8",  # free rows
+    fence="i8",  # copies out that run ...
+    load="i8",  # ... and copies in
+    users="i8",  # who still reads this row (offload)
+    fenced_slot="i8",  # rows whose blocks wait for a step to be processed, a ring ...
+    fenced_blocks="i8",
+    fenced_until="i8",  # ... and that step
+)
 
 BLOCK = _layout(
     next="i8",  # free queue, a ring through block 0
@@ -207,6 +246,39 @@ BLOCK = _layout(
     same_next="i8",  # next block of the same hash, or of the same owner, in order of registration
     same_prev="i8",
     same_tail="i8",  # at the first of them: the last
+    storing="i8",  # 1: a store reads it (offload, eager)
+    taken_step="i8",  # last step that handed it over, where that matters (offload)
+)
+# One row: a host block, a cell of the host's index and a copy job, which have nothing to do with
+# each other (host_cache.py, offload.py).
+HOST = _layout(
+    next="i8",  # blocks that may be handed out, a ring through block 0, oldest first
+    prev="i8",
+    ref="i8",  # readers; -1: being written (native)
+    key="u8",  # hash of what it holds
+    listed="i8",  # 1: can be found
+    same_next="i8",  # next block of the same hash
+    same_prev="i8",
+    same_tail="i8",
+    guard="i8",  # number of the store that must not overwrite it
+    gpu="i8",  # block that a store copies to it ...
+    job_next="i8",  # ... and the next block of that store
+    scratch="i8",
+    cell_key="u8",  # index, open addressing; block 0: empty
+    cell_block="i8",
+    job_kind="i8",
+    job_request="i8",
+    job_state="i8",
+    job_made="i8",  # step that asked for it
+    job_age="i8",  # steps that it was held back
+    job_since="i8",  # step that started it
+    job_due="f8",  # time of its end, on the step clocks the step
+    job_flush="i8",
+    job_head="i8",
+    job_tail="i8",
+    job_count="i8",
+    job_order="i8",  # jobs under way, oldest first
+    job_free="i8",  # rows free for jobs
 )
 CELL = _layout(key="u8", block="i8")  # prefix index, open addressing; block 0: empty
 SEGMENT = _layout(id="u8", chain="u8", end="i8")  # chain: hash of all segments up to this one
@@ -249,6 +321,27 @@ COUNTERS = np.dtype(
             "idle_steps",
             "arrivals_now",
             "waited_for_fence",
+            "num_deferred",
+            "num_loading",  # of those, being restored
+            "num_ended_now",
+            "sched_seq",  # steps with work handed out ...
+            "processed_seq",  # ... and processed
+            "fence_head",
+            "num_step_fences",
+            "host_mask",
+            "host_filled",
+            "host_version",  # counts changes of the host cache
+            "num_jobs",
+            "num_free_jobs",
+            "guard",
+            "store_failures",
+            "stored_blocks_now",
+            "lazy_cursor",
+            "memo_request",
+            "memo_hits",
+            "memo_full",
+            "memo_version",
+            "memo_answer",
             "status",
         )
     ]
@@ -338,6 +431,7 @@ class State(NamedTuple):
     segs: Records  # (G+1,) SEGMENT
     flight: Records  # (2 * (M+1),) FLIGHT: steps whose outputs are not processed
     flight_row: Records  # (2,) STEP_ROW of those steps
+    hosts: Records  # (H,) HOST; one row where there is no host cache
     step_rows: Records  # (R,) STEP_ROW, waiting to be recorded
     event_rows: Records  # (E,) EVENT_ROW
 
@@ -398,7 +492,9 @@ def make_state(
     _chain_segments(requests, segs)
     longest = int((requests.prompt[:n] + requests.max_tokens[:n]).max())
     width = min(-(-min(longest, rules.max_model_len) // rules.block_size), b) + 1
-    num_slots = max(1, min(n, b, m + (1024 if rules.mode == Mode.SWAP else 1)))
+    num_slots = max(1, min(n, b, m + (1 if rules.mode == Mode.RECOMPUTE else 1024)))
+    if rules.offload:  # rows also wait for a last store, and for a step to be processed
+        num_slots += 2 * m + (min(n, 1 << 16) if rules.compat else 0)
     slots = _records(num_slots, SLOT)
     slots.free = np.arange(num_slots)[::-1]
     blocks = _records(b, BLOCK)
@@ -409,6 +505,7 @@ def make_state(
     c[0].num_slots = num_slots
     c[0].host_free = rules.host_blocks
     c[0].num_aborts = int((~np.isnan(columns["abort_s"])).sum())
+    hosts = _make_hosts(rules, num_slots, c[0])
     return State(
         c=c,
         requests=requests,
@@ -421,9 +518,27 @@ def make_state(
         segs=segs,
         flight=_records(2 * (m + 1), FLIGHT),
         flight_row=_records(2, STEP_ROW),
+        hosts=hosts,
         step_rows=_records(step_rows, STEP_ROW),
         event_rows=_records(max(event_rows, 16 * m + 256), EVENT_ROW),
     )
+
+
+def _make_hosts(rules: Rules, num_slots: int, c: Any) -> Records:
+    """The host cache, empty: every block may be handed out, the first first."""
+    if not rules.offload:
+        return _records(1, HOST)
+    blocks = rules.host_blocks + 1
+    cells = _index_capacity(blocks)
+    # A store has a host block of its own, a load a row of the block table.
+    jobs = blocks + num_slots + 1
+    hosts = _records(max(cells, jobs), HOST)
+    hosts.next[:blocks] = (np.arange(blocks) + 1) % blocks
+    hosts.prev[:blocks] = (np.arange(blocks) - 1) % blocks
+    hosts.job_free[:jobs] = np.arange(jobs)[::-1]
+    c.num_free_jobs = jobs
+    c.host_mask = cells - 1
+    return hosts
 
 
 def _make_requests(columns: Mapping[str, np.ndarray], rules: Rules) -> Records:
@@ -435,6 +550,7 @@ def _make_requests(columns: Mapping[str, np.ndarray], rules: Rules) -> Records:
     requests.abort_s[:n] = columns["abort_s"]
     requests.slot = NONE
     requests.sched_step = NONE
+    requests.flush_step = requests.end_slot = NONE
     for name in ("first_scheduled_s", "first_token_s", "finish_s", "last_token_s"):
         requests[name] = np.nan
     key = columns["priority"] if rules.priority else np.zeros(n)
