@@ -25,6 +25,10 @@ from traces.open import open_workload
 ROOT = Path(__file__).resolve().parents[2]
 COMPAT = "vllm-0.26"
 PYTHON_VARIABLE = "KV_REPLAY_VLLM_PYTHON"
+# Hashes start from the first. The second: vLLM's scheduler tells its connectors that a request has
+# been resumed with the older model runner only (the newer one gets it as new, and the simple connector
+# then goes on with the blocks of before); the default hangs on whether Triton can be imported.
+_FIXED = {"PYTHONHASHSEED": "0", "VLLM_USE_V2_MODEL_RUNNER": "0"}
 
 
 class ParityError(RuntimeError):
@@ -72,7 +76,7 @@ class VllmSide:
         self._process = subprocess.Popen(
             command,
             cwd=ROOT,
-            env=os.environ | {"PYTHONHASHSEED": "0"},  # its hashes start from it
+            env=os.environ | _FIXED,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._errors,

@@ -93,6 +93,7 @@ class Case:
         self._arrivals = deque(enumerate(arrivals(rows, s)))
         self._aborts = deque(aborts(rows, s))
         self._in_flight: deque[InFlight] = deque()
+        self._ended: list[str] = []  # since the last step, in order
         self._sampled = 0
         self._idle_steps = 0
         self._prompts = {row["request_id"]: row["prompt_tokens"] for row in rows}
@@ -152,6 +153,11 @@ class Case:
         """One schedule() call, and the outputs that vLLM's engine core would process after it."""
         scheduler = self.scheduler
         before = {r.request_id for r in scheduler.running}
+        # A set too, over which the native connector iterates: here in the order in which they ended.
+        self._ended += aborted
+        left = scheduler.finished_req_ids
+        scheduler.finished_req_ids = dict.fromkeys(i for i in self._ended if i in left)
+        self._ended = []
         output = scheduler.schedule()
         if self.s.offload == "native":
             order_keys(scheduler)
@@ -185,7 +191,9 @@ class Case:
             kv_connector_output=kv_output,
         )
         outputs = self.scheduler.update_from_output(output, model_output)
-        record["finished"] += _finished(outputs.values())
+        finished = _finished(outputs.values())
+        self._ended += finished
+        record["finished"] += finished
 
     def _sample(self, ids: list[str], samplers: frozenset[str]) -> list[list[int]]:
         first = self._sampled
