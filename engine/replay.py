@@ -6,10 +6,12 @@ It knows which metadata are settings of ours. What the requests were is in trace
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
 from engine.config import COMPAT, EngineSettings
+from engine.devices import load_device
 from engine.models import load_model
 from traces.errors import SettingsError
 from traces.recording_meta import Meta
@@ -21,8 +23,8 @@ def settings_of(meta: Meta, **changes: Any) -> EngineSettings:
     """The settings under which a recording was made, with `changes`.
 
     Of a recording from vLLM 0.26.0, compat is that version, so that its known faults are replayed
-    too. A model that is no preset is replaced by the default one, with a warning: it changes
-    modelled times and bytes, no decision.
+    too, and the device is the one that the server found. A model or device that is no preset is
+    replaced by the default one, with a warning: it changes modelled times and bytes, no decision.
 
     Raises: SettingsError where the metadata hold a setting that cannot be.
     """
@@ -30,26 +32,40 @@ def settings_of(meta: Meta, **changes: Any) -> EngineSettings:
         f.name: meta.settings[f.name] for f in fields(EngineSettings) if f.name in meta.settings
     }
     values = {name: _plain(value) for name, value in said.items()}
-    if meta.executor == "vllm" and meta.get("vllm_baseline") == _VLLM_BASELINE:
-        values["compat"] = COMPAT[0]
+    if meta.executor == "vllm":
+        values |= _of_a_server(meta)
     values |= changes
-    if "model" in values and not _is_known(values["model"]):
-        default = EngineSettings().model
-        warnings.warn(
-            f"model {values['model']!r} is not known here: times and bytes are those of {default}",
-            stacklevel=2,
-        )
-        values["model"] = default
+    for name, load in (("model", load_model), ("device", load_device)):
+        if name in values and not _is_known(load, values[name]):
+            default = getattr(EngineSettings(), name)
+            warnings.warn(
+                f"{name} {values[name]!r} is not known here: times and bytes are those of {default}",
+                stacklevel=2,
+            )
+            values[name] = default
     return EngineSettings(**values)
+
+
+def _of_a_server(meta: Meta) -> dict[str, Any]:
+    """Settings that a live vLLM's metadata hold elsewhere."""
+    found: dict[str, Any] = {}
+    if meta.get("vllm_baseline") == _VLLM_BASELINE:
+        found["compat"] = COMPAT[0]
+    device = meta.get("device")
+    if isinstance(device, Mapping) and device.get("name"):
+        found["device"] = str(device["name"])
+    if meta.preemption_mode == "offload" and meta.host_pool_blocks is not None:
+        found["num_host_blocks"] = meta.host_pool_blocks
+    return found
 
 
 def _plain(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value
 
 
-def _is_known(model: Any) -> bool:
+def _is_known(load: Callable[[Any], Any], name: Any) -> bool:
     try:
-        load_model(model)
+        load(name)
     except SettingsError:
         return False
     return True

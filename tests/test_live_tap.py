@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
+from engine.live.cached_free import CachedFree
 from engine.live.gaps import StepEnds, TokenGaps
 from engine.live.rows import EVENT_COLUMNS, REQUEST_COLUMNS, STEP_COLUMNS
-from engine.live.tap import CachedFree, Tap
+from engine.live.tap import Tap
 from engine.live.writer import Inbox
 from traces.schema import EVENT_KINDS, STATUSES
 

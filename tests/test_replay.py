@@ -118,6 +118,17 @@ def test_a_model_that_is_not_known_is_replaced_and_said() -> None:
     assert settings.model == EngineSettings().model
 
 
+def test_the_servers_device_is_taken_where_it_is_known() -> None:
+    server = {"executor": "vllm", "settings": {}}
+
+    known = settings_of(Meta({**server, "device": {"name": "NVIDIA H100 PCIe"}}))
+    with pytest.warns(UserWarning, match="device 'Acme X1' is not known here"):
+        unknown = settings_of(Meta({**server, "device": {"name": "Acme X1"}}))
+
+    assert known.device == "NVIDIA H100 PCIe"
+    assert unknown.device == EngineSettings().device
+
+
 def test_a_setting_that_cannot_be_is_refused() -> None:
     with pytest.raises(SettingsError, match="block_size"), warnings.catch_warnings():
         settings_of(Meta({"settings": {"block_size": 0}}))

@@ -20,6 +20,7 @@ import time
 from collections import deque
 from typing import Any
 
+from engine.live.cached_free import CachedFree
 from engine.live.gaps import StepEnds, TokenGaps
 from engine.live.rows import KIND, MODE, PREFIX_BYTES, STATUS
 from engine.live.writer import Inbox
@@ -488,52 +489,3 @@ def _ended_as(vllm_status: str) -> int:
     if vllm_status in ("FINISHED_ABORTED", "FINISHED_ERROR"):
         return STATUS["aborted"]
     return STATUS["refused" if vllm_status == "FINISHED_IGNORED" else "finished"]
-
-
-class CachedFree:
-    """How many free blocks can still be hit in the prefix cache, kept up to date cheaply.
-
-    vLLM puts freed blocks without a hash in front of its free queue and those with one at its end,
-    and takes from the front. So it is enough to count the blocks without a hash: they come with
-    prepend_n and go first. Looks through the queue once, at the start and after a reset.
-    """
-
-    def __init__(self, pool: Any) -> None:
-        self._queue = queue = pool.free_block_queue
-        self._unhashed = self._look()
-        prepend_n, popleft_n, popleft = queue.prepend_n, queue.popleft_n, queue.popleft
-
-        def noted_prepend_n(blocks: Any) -> Any:
-            self._unhashed += len(blocks)
-            return prepend_n(blocks)
-
-        def noted_popleft_n(n: int) -> Any:
-            self._unhashed = self._unhashed - n if self._unhashed > n else 0
-            return popleft_n(n)
-
-        def noted_popleft() -> Any:
-            self._unhashed = max(0, self._unhashed - 1)
-            return popleft()
-
-        queue.prepend_n, queue.popleft_n = noted_prepend_n, noted_popleft_n
-        queue.popleft = noted_popleft
-        for name in ("reset_prefix_cache", "evict_blocks"):
-            self._look_after(pool, name)
-
-    def _look(self) -> int:
-        return sum(b.block_hash is None for b in self._queue.get_all_free_blocks())
-
-    def _look_after(self, pool: Any, name: str) -> None:
-        """Count anew after calls that take hashes from blocks which stay in the queue."""
-        inner = getattr(pool, name)
-
-        def noted(*args: Any, **kwargs: Any) -> Any:
-            result = inner(*args, **kwargs)
-            self._unhashed = self._look()
-            return result
-
-        setattr(pool, name, noted)
-
-    def count(self, free: int) -> int:
-        """Cached ones among `free` free blocks."""
-        return max(0, free - self._unhashed)

@@ -30,8 +30,9 @@ from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.request import Request
 
 from engine.live import interface, metadata
+from engine.live.cached_free import CachedFree
 from engine.live.settings import RUN_UNRECORDED, SECTION, load_settings, variable
-from engine.live.tap import CachedFree, Tap
+from engine.live.tap import Tap
 from engine.live.writer import Writer
 from traces.errors import KVReplayError
 
