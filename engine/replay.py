@@ -54,8 +54,6 @@ def _of_a_server(meta: Meta) -> dict[str, Any]:
     device = meta.get("device")
     if isinstance(device, Mapping) and device.get("name"):
         found["device"] = str(device["name"])
-    if meta.preemption_mode == "offload" and meta.host_pool_blocks is not None:
-        found["num_host_blocks"] = meta.host_pool_blocks
     return found
 
 

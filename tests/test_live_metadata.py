@@ -130,6 +130,9 @@ def test_a_storing_connector_makes_preemption_an_offload() -> None:
     assert preemption_mode(make_config()) == "recompute"
     assert preemption_mode(config) == "offload"
     assert metadata_of(config)["host_pool_blocks"] == 10
+    assert metadata_of(config)["settings"]["offload_connector"] == "native"
+    assert metadata_of(config)["settings"]["offload_prompt_only"] is True  # vLLM's default
+    assert "offload_connector" not in metadata_of(make_config())["settings"]
 
 
 def test_hashes_that_could_be_guessed_are_hashed_again(monkeypatch: pytest.MonkeyPatch) -> None:

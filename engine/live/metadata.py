@@ -24,6 +24,7 @@ from engine.live.settings import LiveSettings
 from traces.run_folders import utc_stamp
 
 _OFFLOADING = ("OffloadingConnector", "SimpleCPUOffloadConnector", "LMCacheConnector", "LMCacheMPConnector")  # fmt: skip
+_CONNECTORS = {"OffloadingConnector": "native", "SimpleCPUOffloadConnector": "simple"}
 _NUMBERS = ("num_hidden_layers", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim", "vocab_size")  # fmt: skip
 
 
@@ -69,7 +70,10 @@ def run_metadata(
     return {
         "executor": "vllm",
         "clock": "measured",
-        "settings": engine_settings(config, num_gpu_blocks, token_budget),
+        "settings": {
+            **engine_settings(config, num_gpu_blocks, token_budget),
+            **_offload_settings(config, kv_cache_config),
+        },
         "model": _model(config),
         "device": {"name": _or_none(_device_name)},
         "pool_blocks": num_gpu_blocks - 1,
@@ -132,6 +136,21 @@ def engine_settings(config: Any, num_gpu_blocks: int, token_budget: int) -> dict
         "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
         "kv_cache_dtype": str(cache.cache_dtype),
         "model": model_name(config),
+    }
+
+
+def _offload_settings(config: Any, kv_cache_config: Any) -> dict[str, Any]:
+    """How vLLM's own CPU offload is set, where it is on."""
+    transfer = config.kv_transfer_config
+    connector = _CONNECTORS.get(getattr(transfer, "kv_connector", None) or "")
+    if connector is None:
+        return {}
+    extra = transfer.kv_connector_extra_config or {}
+    return {
+        "offload_connector": connector,
+        "offload_prompt_only": bool(extra.get("offload_prompt_only", True)),
+        "lazy_offload": bool(extra.get("lazy_offload", False)),
+        "num_host_blocks": _host_blocks(config, kv_cache_config),
     }
 
 
