@@ -231,6 +231,8 @@ def test_every_setting_of_the_panel_can_differ_in_b(store: Store) -> None:
     ]
     for name in ("Asynchronous scheduling", "Link bandwidth (GB/s)", "Model", "Pool in blocks"):
         assert labels.count(name) == 2
+    for name in ("Connector", "Prompt blocks only", "Copy out late", "Host memory in blocks"):
+        assert labels.count(name) == 2
 
 
 def test_more_steps_than_points_are_drawn_as_mean_and_band(tmp_path: Path) -> None:
@@ -602,23 +604,27 @@ def test_the_panel_offers_every_preemption_mode_of_the_engine(store: Store) -> N
     boxes = [e for e in app.selectbox if e.label in ("A preempts by", "B preempts by")]
     assert [list(box.options) for box in boxes] == [list(PREEMPTION_MODES)] * 2
     assert [box.value for box in boxes] == ["recompute", "swap"]
-    assert "cheapest" in PREEMPTION_MODES
+    assert PREEMPTION_MODES == ("recompute", "swap", "offload", "cheapest")
 
 
-def test_any_two_modes_can_be_replayed_against_each_other(store: Store, tmp_path: Path) -> None:
+@pytest.mark.parametrize("pair", [("swap", "cheapest"), ("recompute", "offload")])
+def test_any_two_modes_can_be_replayed_against_each_other(
+    pair: tuple[str, str], store: Store, tmp_path: Path
+) -> None:
     (tmp_path / "mine.csv").write_text(TRACE)
     app = open_page(source="Trace", trace=store.link(tmp_path / "mine.csv").id)
     wait_for_replay(app)
-    for label, mode in (("A preempts by", "swap"), ("B preempts by", "cheapest")):
+    for label, mode in zip(("A preempts by", "B preempts by"), pair, strict=True):
         next(e for e in app.selectbox if e.label == label).set_value(mode)
 
     next(b for b in app.button if b.label.startswith("Apply")).click().run()
-    wait_for_replay(app, "A swap against B cheapest")
+    title = f"A {pair[0]} against B {pair[1]}"
+    wait_for_replay(app, title)
 
-    assert app.title[0].value == "A swap against B cheapest"
+    assert app.title[0].value == title
     assert not app.error
     panel = {e.label: e.value for e in open_page(**link_of(app)).selectbox}
-    assert (panel["A preempts by"], panel["B preempts by"]) == ("swap", "cheapest")
+    assert (panel["A preempts by"], panel["B preempts by"]) == pair
 
 
 def test_what_was_not_recorded_is_said_and_not_shown_as_zero(
