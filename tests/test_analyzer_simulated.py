@@ -30,6 +30,15 @@ SETTINGS = {
     "asynchronous swap": EngineSettings(
         num_gpu_blocks=201, preemption_mode="swap", copy_mode="async", copy_path="loop"
     ),
+    "offload": EngineSettings(
+        num_gpu_blocks=201, preemption_mode="offload", offload_prompt_only=False
+    ),
+    "lazy simple offload": EngineSettings(
+        num_gpu_blocks=201,
+        preemption_mode="offload",
+        offload_connector="simple",
+        lazy_offload=True,
+    ),
     "cheapest, host soon full": EngineSettings(
         num_gpu_blocks=201, preemption_mode="cheapest", num_host_blocks=60
     ),
