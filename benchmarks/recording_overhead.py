@@ -3,14 +3,19 @@
     python benchmarks/recording_overhead.py [--vllm-python PYTHON] [--steps N] [--write]
 
 Both schedulers run in one process of the interpreter that has vLLM, on the same load, step about, so
-that a busy machine meets both alike. Per step: CPU time that the recorder's own code takes on the
-scheduler's thread (every call of it is timed; what it adds to vLLM's free queue is timed apart), and
-for a check the difference between step k of one and step k of the other, which is noisy; CPU time of the scheduler's thread in
-schedule() + update_from_output(), and CPU time of the recorder's own threads (its writer; it runs
-beside, and Parquet is written without the interpreter's lock). Overhead = both
-shares / bare. Loads: every running request decodes one token a
-step (the pool holds all); and the same with a pool for 75 % of it, so that requests are preempted
-and come back. Making up the model's output is not timed.
+that a busy machine meets both alike. CPU time per step, of
+
+- the bare scheduler's schedule() + update_from_output(), median;
+- the recorder on the scheduler's thread: every call of its code is timed (the clock's own cost
+  included), and what it adds to vLLM's free queue is measured apart, call by call;
+- the recorder's writer thread, which runs beside and writes Parquet without the interpreter's lock;
+- for a check, step k of one less step k of the other: noisy on a busy machine.
+
+Overhead = both threads of the recorder / bare. Loads: every running request decodes one token a step
+and the pool holds all; the same with a pool for 75 % of it, so that requests are preempted and come
+back. Making up the model's output is not timed. A step takes the scheduler alone some milliseconds
+here and a served model some tens: there the writer's fixed work is spread over fewer steps, and is a
+smaller share of the time.
 """
 
 from __future__ import annotations

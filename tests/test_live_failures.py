@@ -13,13 +13,18 @@ from typing import Any, NamedTuple
 import polars as pl
 import pytest
 
+from engine.live.rows import STEP_COLUMNS
+from engine.replay import settings_of
+from engine.simulator import simulate
 from tests.live.vllm_runs import drive, golden_case, need_vllm, only_recording
 from traces.recording import Recording, open_recording
+from traces.replay import workload_of
 
 pytestmark = pytest.mark.parity
 
 GOLDEN = Path(__file__).parent / "golden"
 SECRET = 0x5EC2E7  # prefix id, from which the driver makes token ids
+BARE = "vllm.v1.core.sched.scheduler.Scheduler"
 UNRECORDED = {"KV_REPLAY_UNSUPPORTED": "run-unrecorded"}
 
 
@@ -49,8 +54,9 @@ def marked_case(out: Path) -> dict[str, Any]:
     return case
 
 
-def offload_case(out: Path) -> dict[str, Any]:
-    case = make_case(out, "offload")
+def offload_case(out: Path, name: str = "offload", **more: Any) -> dict[str, Any]:
+    """CPU offload, whose loads take two steps; the driver's own records are kept."""
+    case = make_case(out, name, steps=str(out / f"{name}.jsonl"), **more)
     case["settings"] |= {
         "offload": "native",
         "cpu_blocks": 256,
@@ -74,6 +80,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
         make_case(out, "no prefixes", environ={"KV_REPLAY_PREFIX_IDS": "0"}),
         make_case(out, "blocks", environ={"KV_REPLAY_BLOCKS": "1"}),
         offload_case(out),
+        offload_case(out, "offload without recorder", scheduler=BARE),
         make_case(out, "refused", broken="interface"),
         make_case(out, "unrecorded", of="max_num_seqs", broken="interface", environ=UNRECORDED),
         make_case(out, "faulty", broken="tap"),
@@ -205,3 +212,28 @@ def test_a_restored_request_shows_its_load_and_what_came_back(runs: Runs) -> Non
     assert recording.steps["recomputed_tokens"].sum() == 33
     assert recording.steps["num_swapped"].max() == 2
     assert recording.requests["restored_tokens"].sum() == 448
+
+
+def test_the_recorder_changes_no_decision_with_a_connector(runs: Runs) -> None:
+    recorded, bare = (
+        (runs.out / f"{name}.jsonl").read_text()
+        for name in ("offload", "offload without recorder")
+    )
+
+    assert recorded == bare
+    assert recorded.count("\n") == 362
+
+
+@pytest.mark.filterwarnings("ignore:(model|device) ")
+def test_a_run_with_restored_requests_is_replayed(runs: Runs, tmp_path: Path) -> None:
+    recording = runs.recording("offload")
+
+    settings = settings_of(recording.meta, clock="step", load_steps=2)
+    simulate(workload_of(recording), settings, tmp_path)
+
+    again = open_recording(tmp_path)
+    events = ("step", "kind", "request_id", "mode_used", "tokens", "cause_request_id")
+    assert settings.num_host_blocks == 256
+    assert again.events.select(events).rows() == recording.events.select(events).rows()
+    facts = [c for c in STEP_COLUMNS if not c.endswith("_s")]
+    assert again.steps.select(facts).rows() == recording.steps.select(facts).rows()
