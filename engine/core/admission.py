@@ -171,6 +171,7 @@ def _restore_or_run(s: Any, rules: Any, r: Any, budget: Any) -> Any:
     # vLLM asks whether anything is computed, and so looks a lone token up again for ever: it is always
     # computed again, to sample from.
     if q.num_computed == 0 if rules.compat else q.slot == NONE:
+        offload.forget_row(s, r)  # before a free row is written to
         if rules.caching:
             hits, idle = prefix.find_hits(s, r, s.slots[c.num_slots - 1].free, size)
         on_host = offload.find_on_host(s, rules, r, hits)

@@ -60,7 +60,6 @@ def find_on_host(s: Any, rules: Any, r: Any, hits: Any) -> Any:
     of it. Looking up makes the request's blocks the youngest (native) or holds them (simple).
     """
     if rules.offload == _NATIVE:
-        forget_row(s, r)
         if s.requests[r].num_jobs > 0:
             return DEFER
         c = s.c[0]
@@ -197,6 +196,8 @@ def plan(s: Any, rules: Any) -> None:
         for i in range(c.num_ended_now):
             r = s.requests[i].ended_now
             q = s.requests[r]
+            if q.end_slot == NONE:
+                continue
             # vLLM takes the last token for computed, which it is not.
             tokens = q.num_tokens if rules.compat else min(q.num_computed, q.num_tokens)
             tokens = min(tokens, q.end_blocks * rules.block_size)
@@ -489,7 +490,11 @@ def complete(s: Any, rules: Any, limit: Any) -> None:
             else:
                 _stored_simple(s, np.int64(job.job_head))
             if job.job_request != NONE:
-                s.requests[job.job_request].num_jobs -= 1
+                q = s.requests[job.job_request]
+                q.num_jobs -= 1
+                # vLLM forgets a request whose last copy ends with it, and its last blocks too.
+                if q.num_jobs == 0 and q.status >= _FINISHED:
+                    forget_row(s, np.int64(job.job_request))
             job.job_state = NONE
     kept = 0
     for k in range(c.num_jobs):
