@@ -336,10 +336,11 @@ while True:
 
 def test_a_killed_process_leaves_a_recording_that_opens(tmp_path: Path) -> None:
     process = subprocess.Popen([sys.executable, "-c", KILLED, str(tmp_path)], cwd=ROOT)
-    until(lambda: len(list(tmp_path.glob("*/steps/part-00001.parquet"))) == 1, 60)
-
-    process.send_signal(signal.SIGKILL)
-    process.wait()
+    try:
+        until(lambda: len(list(tmp_path.glob("*/steps/part-00001.parquet"))) == 1, 60)
+    finally:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
 
     (folder,) = tmp_path.iterdir()
     recording = open_recording(folder)
