@@ -134,6 +134,8 @@ def compact(record: Mapping[str, Any]) -> dict[str, Any]:
         elif name in ("blocks", "blocks_end"):
             value = [value[k] for k in _COUNTS]
         row[name] = value
+    # Requests whose blocks are on their way stand before those that wait, as vLLM would pop them.
+    row["waiting"] = record["deferred"] + record["waiting"]
     return row
 
 

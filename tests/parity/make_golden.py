@@ -38,9 +38,12 @@ def write_golden(case: Case, side: VllmSide, folder: Path, about: str) -> None:
         "num_steps": answer["num_steps"],
         "num_preemptions": answer["num_preemptions"],
     }
-    # Without compat we refuse what can never run, and what vLLM's front end refuses.
-    longest = max(row["prompt_tokens"] for row in case.rows)
-    if answer["status"] != "completed" or longest >= case.settings["max_model_len"]:
+    # Without compat we refuse what can never run and what vLLM's front end refuses, and a failed
+    # allocation under asynchronous offload does not cascade.
+    s = case.settings
+    refused = max(row["prompt_tokens"] for row in case.rows) >= s["max_model_len"]
+    cascade = s.get("offload") and s["async_scheduling"]
+    if answer["status"] != "completed" or refused or cascade:
         meta["fault"] = True
     (folder / "meta.json").write_text(json.dumps(meta, indent=1) + "\n", encoding="utf-8")
     (folder / "steps.jsonl.gz").write_bytes(_packed(records))
