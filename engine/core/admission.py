@@ -130,7 +130,34 @@ def admit_or_restore(s: Any, rules: Any, budget: Any) -> None:
                 s.requests[c.num_deferred].deferred = r
                 s.requests[r].is_deferred = 1
                 c.num_deferred += 1
+    if c.num_running == 0 and not rules.compat:
+        _untangle(s, rules, budget)
     _tidy_deferred(s, rules)
+
+
+@kernel
+def _untangle(s: Any, rules: Any, budget: Any) -> None:
+    """Nobody runs. Restored requests hold blocks that the one at the head may wait for, for ever in vLLM
+    0.26.0: let the first of them run that can, or else the last of them give its blocks back.
+    """
+    c = s.c[0]
+    last = NONE
+    for i in range(c.num_deferred):
+        r = s.requests[i].deferred
+        if r == NONE or s.requests[r].num_blocks == 0:
+            continue
+        if s.requests[r].status == _LOADING and not s.requests[r].loaded:
+            return  # time will tell
+        fate, _ = _restore_or_run(s, rules, r, budget)
+        if fate == _GONE:
+            s.requests[i].deferred = NONE
+            s.requests[r].is_deferred = 0
+            return
+        last = r
+    if last != NONE and c.num_jobs + c.num_step_fences == 0:
+        offload.free_or_fence(s, rules, last)
+        s.requests[last].num_computed = 0
+        s.requests[last].prefilling = 0
 
 
 @kernel
@@ -204,9 +231,6 @@ def _restore_or_run(s: Any, rules: Any, r: Any, budget: Any) -> Any:
         q.num_blocks = hits
         q.num_hashed = hits
         q.gpu_hit_tokens = hits * size
-        q.host_hit_tokens = on_host
-        q.cached_tokens += hits * size
-        q.restored_tokens += on_host
         note_found(s, r, hits)
     take_blocks(s, r, total)
     q.num_computed = computed + on_host
@@ -243,6 +267,9 @@ def _run(s: Any, rules: Any, r: Any, new: Any, free_before: Any) -> None:
         known = min(q.num_computed + new, q.num_tokens)
         prefix.register_full(s, r, known, rules.block_size)
     q.prefilling = np.int64(q.num_computed + new < q.num_tokens)
+    restored = q.num_computed - q.gpu_hit_tokens
+    q.cached_tokens += q.gpu_hit_tokens
+    q.restored_tokens += restored
     if q.num_preemptions > 0:
         run_again(s, r, q.gpu_hit_tokens, free_before)
     else:
@@ -251,7 +278,7 @@ def _run(s: Any, rules: Any, r: Any, new: Any, free_before: Any) -> None:
         c.num_running += 1
         events.note(s, _K_ADMIT, r, c.now_s, q.num_blocks, q.gpu_hit_tokens, free_before)
     place(s, r, new, _ZERO)
-    note_admitted(s, r, q.num_computed, q.num_computed - q.gpu_hit_tokens)
+    note_admitted(s, r, q.num_computed, restored)
 
 
 @inlined

@@ -8,7 +8,8 @@ handed out). Three moments of a step: `plan` after the decision, `submit` when t
 `complete` with its outputs. It decides who is restored from where, never who runs (admission.py).
 
 A copy job is a store of one request (native) or of one step (simple), or a load of one request. The
-native connector holds a store back until the next step starts. Where a rule needs a block that a job
+native connector holds a store back until the next step starts, and on the modelled clock the simple one too,
+which starts its stores at the end of a step. Where a rule needs a block that a job
 still reads, the job is flushed: the step waits for it.
 """
 
@@ -373,9 +374,13 @@ def _plan_lazy(s: Any, rules: Any) -> None:
 
 @kernel
 def submit(s: Any, rules: Any, cost: Any, start_s: Any) -> None:
-    """Hand the copies of the step that starts at start_s to the links; flushed ones are waited for."""
+    """Hand the copies of the step that starts at start_s to the links; flushed ones are waited for.
+
+    A store waits for the next step: the native connector hands it over then, the simple one when the
+    step that may fill its blocks has been computed, which the step clocks do not tell apart.
+    """
     c = s.c[0]
-    c.stored_blocks_now = 0
+    at_once = rules.offload != _NATIVE and rules.clock != _MODELLED
     for k in range(c.num_jobs):
         j = np.int64(s.hosts[k].job_order)
         job = s.hosts[j]
@@ -384,7 +389,7 @@ def submit(s: Any, rules: Any, cost: Any, start_s: Any) -> None:
             flush = flush or _must_flush(s, rules, job)
         elif job.job_kind == _LOAD:
             _start_copy_in(s, rules, cost, j, start_s)
-        elif rules.offload != _NATIVE or job.job_age > 0 or flush:
+        elif job.job_age > 0 or flush or at_once:
             _start_copy_out(s, rules, cost, j, start_s)
             flush = flush or _must_flush(s, rules, job)
         else:
@@ -411,7 +416,7 @@ def _start_copy_out(s: Any, rules: Any, cost: Any, j: Any, start_s: Any) -> None
     job.job_state = _RUNNING
     job.job_since = c.step
     c.stored_blocks_now += job.job_count
-    if job.job_request != NONE:
+    if job.job_request != NONE and s.requests[job.job_request].status < _FINISHED:
         s.requests[job.job_request].swapped_bytes += job.job_count * rules.block_bytes
     if rules.clock != _MODELLED:
         job.job_due = float(c.step + rules.store_steps - 1)
@@ -445,7 +450,7 @@ def _start_copy_in(s: Any, rules: Any, cost: Any, j: Any, start_s: Any) -> None:
             p = q.load_from + i
             if s.table[q.slot, p] != s.table[q.slot, p - 1] + 1:
                 runs += 1
-        start = max(start_s, c.link_in_free_s)
+        start = max(start_s, c.link_in_free_s, c.stall_until_s)  # flushes come first
         alone = copy_time_s(cost, q.num_loading, runs, True)
         duration = contended(start, c.link_out_free_s, alone, cost.contention_in)
         c.link_in_free_s = start + duration
@@ -496,6 +501,7 @@ def complete(s: Any, rules: Any, limit: Any) -> None:
                 if q.num_jobs == 0 and q.status >= _FINISHED:
                     forget_row(s, np.int64(job.job_request))
             job.job_state = NONE
+            c.completed_now += 1
     kept = 0
     for k in range(c.num_jobs):
         j = np.int64(s.hosts[k].job_order)

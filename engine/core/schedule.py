@@ -55,13 +55,6 @@ _OUTGREW = np.int64(Reason.OUTGREW_POOL)
 @kernel
 def schedule(s: Any, rules: Any, cost: Any) -> None:
     """Decide one step at time `now_s` and do it; the step's arrays say what was decided."""
-    _decide(s, rules, cost)
-    if rules.offload:
-        offload.plan(s, rules)
-
-
-@kernel
-def _decide(s: Any, rules: Any, cost: Any) -> None:
     c = s.c[0]
     c.num_sched = 0
     c.num_admitted = 0
@@ -72,15 +65,15 @@ def _decide(s: Any, rules: Any, cost: Any) -> None:
     if c.num_fences + c.num_loads > 0:
         c.num_returned = release_copies(s, rules)
     budget = _grow(s, rules, cost)
-    if c.num_preempted > 0 or c.waited_for_fence:
-        return
-    if c.num_swapped > 0:
+    full = c.num_preempted > 0 or c.waited_for_fence
+    if not full and c.num_swapped > 0:
         budget = _swap_in(s, rules, cost, budget)
-        if c.num_swapped > 0:
-            return
+        full = c.num_swapped > 0
     if rules.offload:
-        admit_or_restore(s, rules, budget)
-    else:
+        if not full:
+            admit_or_restore(s, rules, budget)
+        offload.plan(s, rules)
+    elif not full:
         admit(s, rules, budget)
 
 
@@ -240,8 +233,6 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
         q.preempted_s += s.c[0].now_s - q.preempted_at_s
     if status == _RUNNING:
         queues.run_remove_at(s, queues.run_place(s, r))
-        if not rules.offload:
-            free_blocks_of(s, r)
     elif q.is_deferred:
         _drop_deferred(s, r)
     elif status == _LOADING:
@@ -256,9 +247,12 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
         return False
     if rules.offload:
         offload.end_on_host(s, rules, r)
-        if status != _LOADING or q.num_loading == 0:
-            offload.free_or_fence(s, rules, r)
     events.end_request(s, r, _ABORTED, _K_ABORT, s.c[0].now_s, _ZERO)
+    if rules.offload:
+        if q.num_loading == 0:  # else its blocks come back when the copy has ended
+            offload.free_or_fence(s, rules, r)
+    elif status == _RUNNING:
+        free_blocks_of(s, r)
     return True
 
 

@@ -202,8 +202,7 @@ REQUEST = _layout(
     prefilling="i8",  # 1: admitted or being restored, and not all known tokens computed
     last_seq="i8",  # last step with work that it was part of
     flush_step="i8",  # step in which it was last a victim
-    gpu_hit_tokens="i8",  # of num_computed at admission, from the GPU's cache ...
-    host_hit_tokens="i8",  # ... and from the host's
+    gpu_hit_tokens="i8",  # of num_computed at admission, what came from the GPU's cache
     end_slot="i8",  # row of the block table kept for its last store
     end_blocks="i8",
 )
@@ -335,7 +334,8 @@ COUNTERS = np.dtype(
             "num_free_jobs",
             "guard",
             "store_failures",
-            "stored_blocks_now",
+            "stored_blocks_now",  # put on the link since the last step row was written
+            "completed_now",  # copies that ended with the outputs processed last
             "lazy_cursor",
             "memo_request",
             "memo_hits",
