@@ -57,10 +57,13 @@ parity: setup $(VLLM_STAMP)
 check: lint types test
 
 bench: setup
-	for script in simulator_speed cost_model_error measured_runs; do $(PY) benchmarks/$$script.py || exit 1; done
+	for script in simulator_speed cost_model_error measured_runs cheapest_vs_pure stat_logger_cost; do \
+	  $(PY) benchmarks/$$script.py || exit 1; \
+	done
 
 bench-vllm: setup $(VLLM_STAMP)
 	$(PY) benchmarks/scheduler_vs_vllm.py
+	$(PY) benchmarks/recording_overhead.py
 
 shots: setup
 	$(PY) -m docs.make_pictures

@@ -59,7 +59,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _summary(arguments: argparse.Namespace) -> int:
-    from analyzer.summary import summarize
+    from analyzer.summary import missing_figures, summarize
     from traces.open import FLEET, TELEMETRY, what_is
     from traces.recording import open_recording
 
@@ -85,18 +85,33 @@ def _summary(arguments: argparse.Namespace) -> int:
         )
     with open_recording(path) as recording:
         return _print_figures(
-            recording.label, summarize(recording), list(recording.notes), arguments.json
+            recording.label,
+            summarize(recording),
+            list(recording.notes),
+            arguments.json,
+            missing_figures(recording.meta),
         )
 
 
-def _print_figures(title: str, figures: dict[str, Any], notes: list[str], as_json: bool) -> int:
-    from analyzer.words import label, show
+def _print_figures(
+    title: str,
+    figures: dict[str, Any],
+    notes: list[str],
+    as_json: bool,
+    missing: frozenset[str] = frozenset(),
+) -> int:
+    """Print figures as a table or as JSON. missing: those that the executor could not see."""
+    from analyzer.words import NOT_RECORDED, label, show
 
     if as_json:
         _print_json(figures)
         _print_notes(notes, sys.stderr)
         return 0
-    rows = [[label(k), k, show(k, v)] for k, v in _flat(figures) if not isinstance(v, list)]
+    rows = [
+        [label(k), k, NOT_RECORDED if k.split()[0] in missing else show(k, v)]
+        for k, v in _flat(figures)
+        if not isinstance(v, list)
+    ]
     _print_table(title, ["Figure", "key", "value"], rows)
     _print_notes(notes, sys.stdout)
     return 0
@@ -165,7 +180,7 @@ def _print_members(title: str, columns: Sequence[str], members: list[dict[str, A
 
 def _compare(arguments: argparse.Namespace) -> int:
     from analyzer.compare import compare
-    from analyzer.words import label, show, show_change, show_delta
+    from analyzer.words import label, show_change, show_delta
     from traces.recording import open_recording
 
     with open_recording(arguments.a) as a, open_recording(arguments.b) as b:
@@ -185,8 +200,8 @@ def _compare(arguments: argparse.Namespace) -> int:
         [
             label(row["metric"]),
             row["metric"],
-            show(row["metric"], row["a"]),
-            show(row["metric"], row["b"]),
+            _shown(row["metric"], row["a"], result.missing.get("A", frozenset())),
+            _shown(row["metric"], row["b"], result.missing.get("B", frozenset())),
             show_delta(row["metric"], row["delta"]),
             show_change(row["delta_frac"]),
             row["verdict"] or "",
@@ -200,6 +215,12 @@ def _compare(arguments: argparse.Namespace) -> int:
     _print_table(f"A: {a.label}   B: {b.label}", header, rows)
     _print_notes(list(result.notes), sys.stdout)
     return 0
+
+
+def _shown(metric: str, value: Any, missing: frozenset[str]) -> str:
+    from analyzer.words import NOT_RECORDED, show
+
+    return NOT_RECORDED if metric in missing else show(metric, value)
 
 
 def _flat(figures: dict[str, Any]) -> list[tuple[str, Any]]:

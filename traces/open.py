@@ -157,7 +157,7 @@ def _workload_of_recorded(
             label,
             "",
             "it is a recording, not a request trace",
-            "Open it as what it is, or give the trace it was made from.",
+            "Open it as what it is, or run its requests again: python -m engine replay RECORDING --out DIR.",
         )
     raise WorkloadError(
         label, "", "it is a folder, not a file", "Give the trace file inside it."
