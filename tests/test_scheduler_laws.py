@@ -1,6 +1,6 @@
 """Laws that hold after every phase of every run, over random small workloads.
 
-Preemption mode, copy mode, victim rule, policy, caching, asynchronous scheduling, clock and sizes of
+Preemption mode (offload with both connectors included), copy mode, victim rule, policy, caching, asynchronous scheduling, clock and sizes of
 both pools are drawn from a seed; pools are so small that most runs preempt. Each runs twice: phase by
 phase with every law checked, and in chunks; the recordings must be equal.
 """
@@ -20,6 +20,15 @@ from engine.core.state import NONE, Mode, Rules, State, Status
 from engine.decisions import waiting_order
 from engine.simulator import simulate, simulate_by_step
 from tests.engine_builders import SECONDS, make_request, make_trace
+from tests.offload_laws import (
+    Contents,
+    check_copies,
+    check_deferred,
+    check_host_cache,
+    check_nothing_is_left,
+    check_rows,
+    held_by_copies,
+)
 from traces.recording import Recording, open_recording
 from traces.workload import Workload
 
@@ -29,7 +38,7 @@ ENDED = {int(Status.FINISHED), int(Status.ABORTED), int(Status.REFUSED)}
 def check_pool(s: State, rules: Rules) -> None:
     """used + free = pool; references = entries of held rows; the free queue is what nobody holds."""
     c = s.c[0]
-    held = Counter[int]()
+    held = held_by_copies(s, rules) if rules.offload else Counter[int]()
     rows = [q for q in s.requests[:-1] if q["slot"] != NONE]
     for q in rows:
         held.update(int(b) for b in s.table[q["slot"], : q["num_blocks"]])
@@ -45,7 +54,10 @@ def check_pool(s: State, rules: Rules) -> None:
     assert set(queue) | set(refs) == set(range(1, rules.num_blocks))
     assert not set(queue) & set(refs)
     assert len({int(q["slot"]) for q in rows}) == len(rows)
-    assert len(rows) + c.num_slots == len(s.slots)
+    if rules.offload:
+        check_rows(s)
+    else:
+        assert len(rows) + c.num_slots == len(s.slots)
 
 
 def check_cache(s: State) -> None:
@@ -74,6 +86,10 @@ def check_cache(s: State) -> None:
 def check_host(s: State, rules: Rules) -> None:
     """Host blocks held are what requests hold, and never more than there are."""
     c = s.c[0]
+    if rules.offload:
+        check_copies(s, rules)
+        check_host_cache(s, rules)
+        return
     held = int(s.requests["host_blocks"].sum())
     assert rules.host_blocks - c.host_free == held
     assert 0 <= c.host_free <= rules.host_blocks
@@ -92,6 +108,9 @@ def check_queues(s: State) -> None:
         Status.LOADING: [int(r) for r in s.slots["load"][: c.num_loads]],
     }
     assert len(queues[Status.WAITING]) == c.num_waiting
+    for r in check_deferred(s):
+        loading = s.requests["status"][r] == Status.LOADING
+        queues[Status.LOADING if loading else Status.WAITING].append(r)
     where = {}
     for status, members in queues.items():
         for r in members:
@@ -139,9 +158,11 @@ def check_swap(s: State, before: dict[int, int]) -> dict[int, int]:
 
 def run_checked(workload: Workload, settings: EngineSettings, out: Path) -> Recording:
     """Run phase by phase and hold every law after each; the recording, checked by its reader."""
-    rules = resolve(settings, concurrency=workload.concurrency).rules
-    clock, swapped = 0.0, {}
-    status = None
+    resolved = resolve(settings, concurrency=workload.concurrency)
+    rules = resolved.rules
+    clock = 0.0
+    swapped: dict[int, int] = {}
+    contents = Contents(rules) if rules.offload and not rules.compat else None
     for phase, s, _ in simulate_by_step(workload, settings, out):
         check_pool(s, rules)
         check_cache(s)
@@ -149,11 +170,14 @@ def run_checked(workload: Workload, settings: EngineSettings, out: Path) -> Reco
         check_queues(s)
         if phase == "scheduled":
             check_step(s, rules)
-        swapped = check_swap(s, swapped)
+            if contents is not None:
+                contents.scheduled(s)
+        swapped = {} if rules.offload else check_swap(s, swapped)
         assert s.c[0].now_s >= clock, "the clock went back"
         clock = float(s.c[0].now_s)
-        status = phase
-    assert status == "completed"
+    assert phase == "completed" or (rules.compat and phase in ("stalled", "livelock"))
+    if rules.offload and phase == "completed":
+        check_nothing_is_left(s, rules, resolved.cost)
     return open_recording(out)
 
 
@@ -175,12 +199,20 @@ def check_recording(recording: Recording, workload: Workload, rules: Rules) -> N
     assert steps["recomputed_tokens"].sum() == requests["recomputed_tokens"].sum()
     assert steps["cached_tokens"].sum() == requests["cached_tokens"].sum()
     assert (steps["host_used_blocks"] <= rules.host_blocks).all()
-    for kind, column in (("swap_out", "swap_out_bytes"), ("swap_in", "swap_in_bytes")):
-        moved = events.filter(pl.col("kind").cast(pl.String) == kind)["bytes"].sum()
-        assert steps[column].sum() == moved
-    assert requests["swapped_bytes"].sum() == (
-        steps["swap_out_bytes"].sum() + steps["swap_in_bytes"].sum()
+    moved = dict(
+        events.group_by(pl.col("kind").cast(pl.String)).agg(pl.col("bytes").sum()).iter_rows()
     )
+    out, back = (int(steps[f"swap_{way}_bytes"].sum()) for way in ("out", "in"))
+    swapped = int(requests["swapped_bytes"].sum())
+    if rules.offload:
+        check_offload_recording(recording, rules)
+        assert back == moved.get("load", 0)
+        assert (
+            swapped <= out + back
+        )  # what is stored for nobody, or for who has ended, is in no row
+    else:
+        assert (out, back) == (moved.get("swap_out", 0), moved.get("swap_in", 0))
+        assert swapped == out + back
     modes = events.filter(pl.col("kind").cast(pl.String) == "preempt").select(
         pl.col("mode_asked", "mode_used").cast(pl.String)
     )
@@ -191,7 +223,24 @@ def check_recording(recording: Recording, workload: Workload, rules: Rules) -> N
     asked_for = dict(workload.table.select("request_id", "output_tokens").iter_rows())
     prompts = dict(workload.table.select("request_id", "prompt_tokens").iter_rows())
     for id, made in done.select("request_id", "output_tokens").iter_rows():
-        assert made == min(asked_for[id], rules.max_model_len - prompts[id])
+        room = rules.max_model_len - prompts[id]  # none, but one token is made: compat only
+        assert made == min(asked_for[id], max(room, rules.compat))
+
+
+def check_offload_recording(recording: Recording, rules: Rules) -> None:
+    """What was loaded and restored, told by events, steps and requests alike."""
+    steps, events, requests = recording.steps, recording.events, recording.requests
+    loads = events.filter(pl.col("kind").cast(pl.String) == "load")
+    assert (loads["bytes"] == loads["blocks"] * rules.block_bytes).all()
+    assert (loads["tokens"] == loads["blocks"] * rules.block_size).all()
+    assert steps["restored_tokens"].sum() == requests["restored_tokens"].sum()
+    victims = events.filter(pl.col("kind").cast(pl.String) == "preempt")
+    assert set(victims["mode_used"].cast(pl.String)) <= {"offload"}
+    ends = (steps["t_start_s"] + steps["duration_s"]).to_list()
+    assert all(
+        b >= a - 1e-9 for a, b in zip(ends, steps["t_start_s"].to_list()[1:], strict=False)
+    )
+    assert (steps["stall_s"] >= 0).all()
 
 
 def make_world(seed: int) -> tuple[Workload, EngineSettings]:
@@ -250,22 +299,55 @@ def make_world(seed: int) -> tuple[Workload, EngineSettings]:
     return make_trace(*requests, prefix_block_tokens=segment, concurrency=closed), settings
 
 
+def make_offload_world(seed: int) -> tuple[Workload, EngineSettings]:
+    """The same workload and sizes under offload, its settings drawn from the seed too."""
+    workload, settings = make_world(seed)
+    rng = random.Random(f"offload {seed}")
+    simple = rng.random() < 0.5
+    clock = (
+        settings.clock if workload.concurrency is not None else rng.choice(("modelled", "step"))
+    )
+    return workload, settings.with_(
+        preemption_mode="offload",
+        num_host_blocks=rng.choice((2, 3, 5, 8, 40)),
+        enable_prefix_caching=simple or settings.enable_prefix_caching,
+        offload_connector="simple" if simple else "native",
+        lazy_offload=rng.random() < 0.5,
+        offload_prompt_only=rng.random() < 0.3,
+        load_steps=rng.choice((1, 1, 2, 4)),
+        store_steps=rng.choice((1, 1, 2, 4)),
+        compat="vllm-0.26" if rng.random() < 0.25 else None,
+        clock=clock,
+    )
+
+
 def rows_of(recording: Recording) -> list[pl.DataFrame]:
     return [recording.steps, recording.events, recording.requests.sort("request_id")]
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_every_law_holds_after_every_phase(seed: int, tmp_path: Path) -> None:
-    workload, settings = make_world(seed)
+def hold_every_law(workload: Workload, settings: EngineSettings, folder: Path) -> None:
+    """Run phase by phase and in chunks: every law, and the same recording."""
     rules = resolve(settings, concurrency=workload.concurrency).rules
 
-    by_step = run_checked(workload, settings, tmp_path / "steps")
-    result = simulate(workload, settings, tmp_path / "chunks")
+    by_step = run_checked(workload, settings, folder / "steps")
+    result = simulate(workload, settings, folder / "chunks")
 
-    assert result.status == "completed"
-    check_recording(by_step, workload, rules)
+    if result.status == "completed":
+        check_recording(by_step, workload, rules)
+    else:
+        assert (rules.compat, result.status) in ((1, "stalled"), (1, "livelock"))
     for one, two in zip(rows_of(by_step), rows_of(open_recording(result.path)), strict=True):
         assert one.equals(two), "single steps and chunks differ"
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_every_law_holds_after_every_phase(seed: int, tmp_path: Path) -> None:
+    hold_every_law(*make_world(seed), tmp_path)
+
+
+@pytest.mark.parametrize("seed", range(100))
+def test_every_law_of_offload_holds_after_every_phase(seed: int, tmp_path: Path) -> None:
+    hold_every_law(*make_offload_world(seed), tmp_path)
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -364,6 +364,19 @@ def test_the_last_token_of_an_ended_request_is_stored_uncomputed_in_vllm_only(
     }
 
 
+def test_a_victim_whose_last_token_was_in_flight_is_stored_from_blocks_it_lost_in_vllm(
+    tmp_path: Path,
+) -> None:
+    # b is a victim at step 4, and ends with the outputs of step 3: its second block is stored then.
+    trace = make_trace(make_request("a", 5, 6), make_request("b", 5, 4))
+
+    steps, recording = decide(trace, offload(async_scheduling=True, compat=COMPAT), tmp_path)
+
+    assert ids(steps, "preempted")[4] == ["b", "a"]
+    assert steps[4]["finished"] == ["b"]
+    assert recording.steps["host_used_blocks"].to_list() == [2, 2, 2, 2, 2, 3, 3, 4, 4, 4]
+
+
 # --- On a load --------------------------------------------------------------------------------
 
 
