@@ -127,11 +127,11 @@ def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> lis
     if None not in digests and digests[0] == digests[1]:
         return notes
     shared, same = _overlap(a.requests, b.requests)
-    if None in digests and same == 1.0:
-        return [
-            *notes,
-            "A recording does not name its workload; ids and lengths of all requests agree.",
-        ]
+    if same == 1.0:
+        why = "A recording does not name its workload"
+        if None not in digests:  # a replay of a recording knows other things than the trace did
+            why = "The recordings name different workloads"
+        return [*notes, f"{why}; ids, arrivals and lengths of all requests agree."]
     message = (
         f"{a.label} and {b.label} come from different workloads: {shared * 100:.0f} % of request ids occur in both, "
         f"{same * 100:.0f} % with the same arrival and prompt length."
@@ -144,13 +144,21 @@ def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> lis
 
 
 def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
-    """Shares of all distinct request ids that are in both, and that ask for the same there."""
-    keys = ["request_id", "arrival_s", "prompt_tokens"]
+    """Shares of all distinct request ids that are in both, and that ask for the same there.
+
+    How much output a request asked for is known where it finished.
+    """
+    keys = ["request_id", "arrival_s", "prompt_tokens", "output_tokens", "status"]
     both = a.select(keys).join(b.select(keys), on="request_id", suffix="_b")
     union = a.height + b.height - both.height
     same = both.filter(
         ((pl.col("arrival_s") - pl.col("arrival_s_b")).abs() <= 1e-6)
         & (pl.col("prompt_tokens") == pl.col("prompt_tokens_b"))
+        & (
+            (pl.col("status").cast(pl.String) != "finished")
+            | (pl.col("status_b").cast(pl.String) != "finished")
+            | (pl.col("output_tokens") == pl.col("output_tokens_b"))
+        )
     )
     return (both.height / union, same.height / union) if union else (1.0, 1.0)
 

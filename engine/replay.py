@@ -35,8 +35,13 @@ def settings_of(meta: Meta, **changes: Any) -> EngineSettings:
     if meta.executor == "vllm":
         values |= _of_a_server(meta)
     values |= changes
+    # Metadata name the pool's blocks whatever it was derived from; a change in tokens replaces them.
+    pool = "num_gpu_blocks" if changes.get("kv_tokens") is not None else "kv_tokens"
+    if values.get("num_gpu_blocks") is not None and pool not in changes:
+        values.pop(pool, None)
     for name, load in (("model", load_model), ("device", load_device)):
-        if name in values and not _is_known(load, values[name]):
+        value = values.get(name)
+        if isinstance(value, str) and not _is_known(load, value):
             default = getattr(EngineSettings(), name)
             warnings.warn(
                 f"{name} {values[name]!r} is not known here: times and bytes are those of {default}",

@@ -199,6 +199,20 @@ def test_no_value_has_no_summary_and_no_interval() -> None:
     assert paired_intervals(np.empty(0), np.empty(0)) == {}
 
 
+def test_a_replay_whose_requests_all_agree_is_compared_whatever_its_digest(
+    tmp_path: Path,
+) -> None:
+    a = make_run(tmp_path / "a", n=30)
+    b = make_run(tmp_path / "b", n=30, workload={"digest": "e" * 32})
+
+    notes = compare(a, b).notes
+
+    assert (
+        "The recordings name different workloads; ids, arrivals and lengths of all requests agree."
+        in notes
+    )
+
+
 def test_different_workloads_are_refused_with_what_they_share(tmp_path: Path) -> None:
     a = make_run(tmp_path / "a", n=60)
     b = make_run(tmp_path / "b", n=30, workload={"digest": "e" * 32})

@@ -272,6 +272,17 @@ def test_an_unknown_column_is_noted_and_left_out(tmp_path: Path) -> None:
     assert "mood" not in rec.steps.columns
 
 
+def test_a_prefix_segment_of_less_than_no_tokens_is_named(tmp_path: Path) -> None:
+    tables = make_two_requests()
+    requests = tables["requests"]
+    place = requests.schema.get_field_index("prefix_tokens")
+    lists = pa.array([[16, 16], [16, -3]], pa.list_(pa.int64()))
+    tables["requests"] = requests.set_column(place, requests.schema.field(place), lists)
+    root = write(tmp_path / "run", **tables)
+
+    assert "row 2, column prefix_tokens: a segment of -3 to 16 tokens" in refusal(root)
+
+
 def test_a_wrong_type_is_named(tmp_path: Path) -> None:
     root = write(tmp_path / "run", steps=make_steps([1]))
     rewrite_steps(root, {"used_blocks": pa.array([1.0])})

@@ -160,3 +160,15 @@ def test_replaying_what_is_no_recording_is_one_sentence(
     assert code == 2
     assert capsys.readouterr().err.startswith("error: a.csv: the file is neither a folder")
     assert not (tmp_path / "b").exists()
+
+
+def test_a_pool_given_in_tokens_is_replayed_in_blocks() -> None:
+    meta = Meta({"settings": {"num_gpu_blocks": 9, "kv_tokens": 128, "block_size": 16}})
+
+    assert settings_of(meta).num_gpu_blocks == 9
+    assert settings_of(meta, kv_tokens=64).num_gpu_blocks is None
+
+
+def test_a_model_that_is_no_name_is_refused() -> None:
+    with pytest.raises(SettingsError, match="model must be a name"):
+        settings_of(Meta({"settings": {"num_gpu_blocks": 9, "model": {"layers": 3}}}))

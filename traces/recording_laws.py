@@ -27,6 +27,7 @@ MOST: dict[str, int] = dict.fromkeys(  # of one request or one step; more is a d
     ("prompt_tokens", "output_tokens", "duration_s", "stall_s", "preempted_s", "max_itl_s"),
     10**9,
 )
+MOST_SEGMENT = 2**31  # tokens of one prefix segment
 _REWRITE = "Record the run again, or mend the tool that wrote this file."
 
 
@@ -149,6 +150,14 @@ def check_values(frame: pl.DataFrame, spec: Table, place: Place) -> None:
             row = first_true(values < 0)
             if row is not None:
                 raise place.error(column.name, row, f"{values[row]!r} is less than 0")
+        if values.dtype == pl.List(pl.Int64):
+            row = first_true((values.list.min() < 0) | (values.list.max() > MOST_SEGMENT))
+            if row is not None:
+                raise place.error(
+                    column.name,
+                    row,
+                    f"a segment of {values[row].min()} to {values[row].max()} tokens cannot be",
+                )
         most = MOST.get(column.name)
         row = first_true(values > most) if most is not None else None
         if row is not None:
@@ -237,6 +246,11 @@ class EventLaws:
         row = first_true(preempt & frame["mode_used"].is_null())
         if row is not None:
             raise place.error("mode_used", row, "a preemption must say which mode was used")
+        row = first_true(frame["mode_used"].cast(pl.String) == "cheapest")
+        if row is not None:
+            raise place.error(
+                "mode_used", row, "'cheapest' is a way to choose, not a mode that was used"
+            )
         self.last_step = int(step[-1])
         self.seen.append(frame["request_id"].unique())
 

@@ -186,6 +186,12 @@ def _check_sizes(meta: Meta, place: Place) -> None:
         ("block_bytes", meta.get("block_bytes"), 0, MAX_BLOCK_BYTES),
         ("settings.num_gpu_blocks", meta.settings.get("num_gpu_blocks"), 1, MAX_BLOCKS + 1),
         ("settings.block_size", meta.settings.get("block_size"), 1, MAX_BLOCKS),
+        (
+            "workload.prefix_block_tokens",
+            meta.workload.get("prefix_block_tokens"),
+            1,
+            MAX_BLOCKS,
+        ),
     )
     for key, value, least, most in sizes:
         if value is not None and not (type(value) is int and least <= value <= most):

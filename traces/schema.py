@@ -301,7 +301,12 @@ REQUESTS = Table(
             "tokens",
             "tokens taken from the GPU's prefix cache, all admissions",
         ),
-        _c("swapped_bytes", _I64, "bytes", "KV bytes copied to and from the host for it"),
+        _c(
+            "swapped_bytes",
+            _I64,
+            "bytes",
+            "KV bytes copied to and from the host for it while it lived (the simple connector's stores belong to no request)",
+        ),
         _c(
             "preempted_s", _F64, "s", "time between its preemptions and its resumptions, summed"
         ),

@@ -196,7 +196,7 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
         )
     stall = max(0.0, c.stall_until_s - start)
     if c.num_sched == 0 and stall == 0.0:
-        stall = _until_copy(s, start)
+        stall = _until_copy(s, rules, start)
         if rules.concurrency == 0 and c.next_arrival < len(s.requests) - 1:
             stall = max(0.0, min(stall, s.requests[c.next_arrival].arrival_s - start))
     row.duration_s = stall + compute
@@ -228,7 +228,7 @@ def _overlap(busy_until_s: Any, start: Any, end: Any) -> Any:
 
 
 @inlined
-def _until_copy(s: Any, start: Any) -> Any:
+def _until_copy(s: Any, rules: Any, start: Any) -> Any:
     """Seconds until the first running copy ends; 0 where there is none."""
     c = s.c[0]
     first = -1.0
@@ -240,7 +240,7 @@ def _until_copy(s: Any, start: Any) -> Any:
         t = s.requests[s.slots[k].load].ready_s
         if first < 0.0 or t < first:
             first = t
-    for k in range(c.num_jobs):  # copies of the host cache
+    for k in range(c.num_jobs if rules.clock == _MODELLED else 0):  # copies of the host cache
         j = s.hosts[k].job_order
         if s.hosts[j].job_state == 1 and (first < 0.0 or s.hosts[j].job_due < first):
             first = s.hosts[j].job_due

@@ -505,7 +505,8 @@ def make_state(
     c[0].num_slots = num_slots
     c[0].host_free = rules.host_blocks
     c[0].num_aborts = int((~np.isnan(columns["abort_s"])).sum())
-    hosts = _make_hosts(rules, num_slots, c[0])
+    full = (requests.prompt[:n] + requests.max_tokens[:n]) // rules.block_size
+    hosts = _make_hosts(rules, int(full.sum()), num_slots, c[0])
     return State(
         c=c,
         requests=requests,
@@ -524,11 +525,15 @@ def make_state(
     )
 
 
-def _make_hosts(rules: Rules, num_slots: int, c: Any) -> Records:
-    """The host cache, empty: every block may be handed out, the first first."""
+def _make_hosts(rules: Rules, most_blocks: int, num_slots: int, c: Any) -> Records:
+    """The host cache, empty: every block may be handed out, the first first.
+
+    It never needs more than most_blocks, the full blocks of all requests.
+    """
     if not rules.offload:
         return _records(1, HOST)
-    blocks = rules.host_blocks + 1
+    blocks = min(rules.host_blocks, most_blocks + 1) + 1
+    c.host_free = blocks - 1
     cells = _index_capacity(blocks)
     # A store has a host block of its own, a load a row of the block table.
     jobs = blocks + num_slots + 1

@@ -92,13 +92,16 @@ def load_settings(
 def _path(where: str, value: Any) -> Path:
     if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
         raise SettingsError(f"{where} must be a directory, not {value!r}.")
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:  # ~somebody, and there is no somebody
+        raise SettingsError(f"{where} must be a directory, not {value!r}.") from None
 
 
 def _number(where: str, value: Any, least: float, most: float) -> float:
     try:
         number = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         number = float("nan")
     if isinstance(value, bool) or not least <= number <= most:
         raise SettingsError(
@@ -128,7 +131,7 @@ def _bytes(where: str, value: Any) -> int:
         raise SettingsError(
             f"{where} must be bytes, or a size such as 500MiB or 20GiB, not {value!r}."
         )
-    return _whole(where, int(float(found[1]) * _UNITS[found[2]]), 0, 1 << 60)
+    return _whole(where, float(found[1]) * _UNITS[found[2]], 0, 1 << 60)
 
 
 def _text(where: str, value: Any) -> str:
