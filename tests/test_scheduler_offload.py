@@ -196,6 +196,24 @@ def test_an_abort_while_loading_gives_the_blocks_back_with_the_copy(tmp_path: Pa
     assert steps[-1]["blocks_end"]["used"] == 0
 
 
+@pytest.mark.parametrize(("asynchronous", "load_step"), [(False, 8), (True, 9)])
+def test_blocks_that_a_step_in_flight_writes_are_loaded_into_only_when_it_is_done(
+    asynchronous: bool, load_step: int, tmp_path: Path
+) -> None:
+    trace = make_trace(
+        make_request("old", 9, 2, 0, prefix=[1]),
+        make_request("r", 12, 9, 4, abort=8),  # holds the whole pool
+        make_request("new", 9, 2, 5, prefix=[1]),
+        prefix_block_tokens=8,
+    )
+
+    steps, recording = decide(trace, offload(async_scheduling=asynchronous), tmp_path)
+
+    assert [e["step"] for e in rows(recording, "load")] == [load_step]
+    used = {s["step"]: s["blocks"]["used"] for s in steps}
+    assert used[8] == (4 if asynchronous else 2)
+
+
 # --- The host's room --------------------------------------------------------------------------
 
 
