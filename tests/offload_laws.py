@@ -43,6 +43,13 @@ class Job:
         return self.row, self.made, self.since
 
 
+def host_blocks_of(s: State, rules: Rules) -> int:
+    """Host blocks that are laid out: no more than all requests together can fill, and one."""
+    q = s.requests[:-1]
+    most = int(((q["prompt"] + q["max_tokens"]) // rules.block_size).sum())
+    return min(rules.host_blocks, most + 1)
+
+
 def host_block_of(s: State, rules: Rules, r: int, place: int) -> int:
     """The host block under the key of block `place` of request r, or 0."""
     return int(find_host(s, np.uint64(key_of(s, rules, np.int64(r), np.int64(place)))))
@@ -111,7 +118,7 @@ def check_copies(s: State, rules: Rules) -> None:
     c = s.c[0]
     jobs = jobs_of(s, rules)
     rows = [job.row for job in jobs] + s.hosts["job_free"][: c.num_free_jobs].tolist()
-    assert len(set(rows)) == len(rows) == rules.host_blocks + 1 + len(s.slots) + 1
+    assert len(set(rows)) == len(rows) == host_blocks_of(s, rules) + 1 + len(s.slots) + 1
     mine = Counter(job.request for job in jobs if job.request != NONE)
     assert {r: n for r, n in enumerate(s.requests["num_jobs"][:-1].tolist()) if n} == dict(mine)
     for job in jobs:
@@ -127,10 +134,11 @@ def check_copies(s: State, rules: Rules) -> None:
 def check_host_cache(s: State, rules: Rules) -> None:
     """Each host block may be handed out, is being written, or is read by as many as it counts."""
     c = s.c[0]
+    blocks = host_blocks_of(s, rules)
     ring, b = [], int(s.hosts["next"][0])
     while b != 0:
         ring.append(b)
-        assert len(ring) <= rules.host_blocks, "the host's ring is no ring"
+        assert len(ring) <= blocks, "the host's ring is no ring"
         b = int(s.hosts["next"][b])
     assert len(ring) == c.host_free
     refs = Counter[int]()
@@ -144,7 +152,7 @@ def check_host_cache(s: State, rules: Rules) -> None:
             refs[host_block_of(s, rules, r, place)] += 1
     held = {b: n for b, n in enumerate(s.hosts["ref"].tolist()) if n}
     assert held == dict(refs)
-    assert set(ring) | set(held) == set(range(1, rules.host_blocks + 1))
+    assert set(ring) | set(held) == set(range(1, blocks + 1))
     assert not set(ring) & set(held)
     listed = []
     for cell in s.hosts[s.hosts["cell_block"] != 0]:
@@ -157,7 +165,7 @@ def check_host_cache(s: State, rules: Rules) -> None:
         assert s.hosts["same_tail"][int(cell.cell_block)] == last
         assert find_host(s, np.uint64(cell.cell_key)) == cell.cell_block
     assert sorted(listed) == s.hosts["listed"].nonzero()[0].tolist()
-    assert len(listed) == c.host_filled <= rules.host_blocks
+    assert len(listed) == c.host_filled <= blocks
 
 
 def check_deferred(s: State) -> list[int]:
@@ -186,7 +194,7 @@ def check_nothing_is_left(s: State, rules: Rules, cost: CostParams) -> None:
     assert c.num_free == rules.num_blocks - 1
     assert c.num_slots == len(s.slots)
     assert c.num_jobs == 0
-    assert c.host_free == rules.host_blocks
+    assert c.host_free == host_blocks_of(s, rules)
     assert not s.hosts["ref"].any()
 
 
