@@ -149,10 +149,12 @@ def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
     How much output a request asked for is known where it finished.
     """
     keys = ["request_id", "arrival_s", "prompt_tokens", "output_tokens", "status"]
-    both = a.select(keys).join(b.select(keys), on="request_id", suffix="_b")
+    # A server's recording counts from its start, a replay of it from the first arrival.
+    since_s = (pl.col("arrival_s") - pl.col("arrival_s").min()).alias("since_s")
+    both = a.select(*keys, since_s).join(b.select(*keys, since_s), on="request_id", suffix="_b")
     union = a.height + b.height - both.height
     same = both.filter(
-        ((pl.col("arrival_s") - pl.col("arrival_s_b")).abs() <= 1e-6)
+        ((pl.col("since_s") - pl.col("since_s_b")).abs() <= 1e-6)
         & (pl.col("prompt_tokens") == pl.col("prompt_tokens_b"))
         & (
             (pl.col("status").cast(pl.String) != "finished")

@@ -47,7 +47,7 @@ def host_blocks_of(s: State, rules: Rules) -> int:
     """Host blocks that are laid out: no more than all requests together can fill, and one."""
     q = s.requests[:-1]
     most = int(((q["prompt"] + q["max_tokens"]) // rules.block_size).sum())
-    return min(rules.host_blocks, most + 1)
+    return min(rules.host_blocks, 2 * most + 1)
 
 
 def host_block_of(s: State, rules: Rules, r: int, place: int) -> int:

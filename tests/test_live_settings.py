@@ -118,3 +118,17 @@ def test_folders_are_listed_by_start_and_rank_and_others_left_out(tmp_path: Path
         "20251201T120000Z-aa-stats-00",
         "20251201T120100Z-bb-rank-01",
     ]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("KV_REPLAY_OUT", "~nobody-of-that-name/x"),
+        ("KV_REPLAY_OUT", "runs/\udcff"),
+        ("KV_REPLAY_SALT", "\udcff"),
+        ("KV_REPLAY_DISK_CAP", "9" * 400),
+    ],
+)
+def test_odd_text_is_refused_by_the_name_of_its_variable(name: str, value: str) -> None:
+    with pytest.raises(SettingsError, match=name):
+        load_settings({"KV_REPLAY_OUT": "runs", name: value})

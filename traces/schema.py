@@ -241,7 +241,7 @@ EVENTS = Table(
             "cost_s",
             _F64,
             "s",
-            "preempt: modelled direct cost of the mode used, taken alone: all computed tokens, or both copies (offload: null, it shows when the victim is looked up again); swap_out, swap_in, load: time of the copy, queue on the link excluded",
+            "preempt: modelled direct cost of the mode used, taken alone: all computed tokens had none been found again (recompute, offload), or both copies (swap); swap_out, swap_in, load: time of the copy, queue on the link excluded",
             True,
         ),
         _c(

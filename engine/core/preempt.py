@@ -140,8 +140,7 @@ def preempt(s: Any, rules: Any, cost: Any, r: Any, cause: Any, was_scheduled: An
     if rules.clock != _STEP_CLOCK:
         e.recompute_est_s = recompute_est_s
         e.swap_est_s = swap_est_s
-        if not rules.offload:  # how much is restored shows when it is looked up again
-            e.cost_s = recompute_time_s(cost, computed, 0)
+        e.cost_s = recompute_time_s(cost, computed, 0)
         if swap:
             out_s = copy_cost_s(s, rules, cost, q.slot, move, _OUT)
             e.cost_s = out_s + copy_cost_s(s, rules, cost, q.slot, move, _IN)

@@ -528,11 +528,12 @@ def make_state(
 def _make_hosts(rules: Rules, most_blocks: int, num_slots: int, c: Any) -> Records:
     """The host cache, empty: every block may be handed out, the first first.
 
-    It never needs more than most_blocks, the full blocks of all requests.
+    It never needs more than most_blocks, the full blocks of all requests; the simple connectors may hold
+    one of them twice.
     """
     if not rules.offload:
         return _records(1, HOST)
-    blocks = min(rules.host_blocks, most_blocks + 1) + 1
+    blocks = min(rules.host_blocks, 2 * most_blocks + 1) + 1
     c.host_free = blocks - 1
     cells = _index_capacity(blocks)
     # A store has a host block of its own, a load a row of the block table.

@@ -55,7 +55,8 @@ def hashed_ids(key: bytes) -> Naming:
     """A function from a request id to 24 hex digits that cannot be undone without the key."""
 
     def name(request_id: str) -> str:
-        return hashlib.blake2b(request_id.encode(), digest_size=12, key=key[:64]).hexdigest()
+        raw = request_id.encode("utf-8", "replace")  # JSON lets half a surrogate pair through
+        return hashlib.blake2b(raw, digest_size=12, key=key[:64]).hexdigest()
 
     return name
 
@@ -134,7 +135,10 @@ def requests_table(
             "arrival_s": _float64(at["arrival_s"]),
             "prompt_tokens": _int64(at["prompt_tokens"]),
             "output_tokens": _int64(at["output_tokens"]),
-            "priority": _int64(at["priority"]),
+            # A client may send more than 64 bits.
+            "priority": _int64(
+                [min(max(p, -(1 << 63)), (1 << 63) - 1) for p in at["priority"]]
+            ),
             "first_scheduled_s": _float64(at["first_scheduled_s"]),
             "first_token_s": _float64(at["first_token_s"]),
             "finish_s": _float64(at["finish_s"]),

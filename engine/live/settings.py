@@ -90,12 +90,21 @@ def load_settings(
 
 
 def _path(where: str, value: Any) -> Path:
-    if not isinstance(value, (str, Path)) or not str(value) or "\0" in str(value):
+    if not isinstance(value, (str, Path)) or not str(value) or not _is_text(str(value)):
         raise SettingsError(f"{where} must be a directory, not {value!r}.")
     try:
         return Path(value).expanduser()
     except RuntimeError:  # ~somebody, and there is no somebody
         raise SettingsError(f"{where} must be a directory, not {value!r}.") from None
+
+
+def _is_text(value: str) -> bool:
+    """Whether it can be written as UTF-8 and holds no end-of-string."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return "\0" not in value
 
 
 def _number(where: str, value: Any, least: float, most: float) -> float:
@@ -135,7 +144,7 @@ def _bytes(where: str, value: Any) -> int:
 
 
 def _text(where: str, value: Any) -> str:
-    if not isinstance(value, str):
+    if not isinstance(value, str) or not _is_text(value):
         raise SettingsError(f"{where} must be text, not {value!r}.")
     return value
 
