@@ -136,7 +136,9 @@ def _copies(copying: list[Meta]) -> str:
     said = " ".join(str(w) for w in shared if w)
     link = _shared([_link_bytes_per_s(m) for m in copying])
     text = f" and {said} copies" if said else ""
-    text += _connector([m for m in copying if m.preemption_mode == "offload"])
+    # With a host cache on one side only, how it copies is not how the other does.
+    if not waited:
+        text += _connector(copying)
     return text if link is None else f"{text} over a {link / 1e9:.3g} GB/s link"
 
 

@@ -84,7 +84,9 @@ def _cost(run: Recording, figures: Mapping[str, Any]) -> str:
         and show_time(stall) == show_time(cost_s)
     ):
         return ""  # said as the stall, which it is where copies block
-    return f", which costs {show_time(cost_s)} {_of_what(figures, run)}"
+    # Of what a host cache copies, only the blocks of victims are their cost.
+    whose = "; its victims' return" if run.meta.preemption_mode == "offload" else ", which"
+    return f"{whose} costs {show_time(cost_s)} {_of_what(figures, run)}"
 
 
 def _of_what(figures: Mapping[str, Any], run: Recording) -> str:

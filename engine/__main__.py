@@ -222,7 +222,9 @@ def _add_record_flags(group: Any) -> None:
         "--decisions", metavar="FILE.jsonl", help="one record a step with every decision"
     )
     group.add_argument(
-        "--compat", choices=("vllm-0.26",), help="keep that version's known faults"
+        "--compat",
+        choices=("vllm-0.26", "none"),
+        help="keep that version's known faults, or mend them (the default but for replays of its recordings)",
     )
 
 
@@ -241,6 +243,8 @@ def read_settings(
     given = {k: v for k, v in vars(args).items() if k not in _NOT_SETTINGS and v is not None}
     if args.cost:
         given["cost_overrides"] = dict(args.cost)
+    if given.get("compat") == "none":
+        given["compat"] = None
     base = (
         settings_from_file(args.settings, base) if args.settings else base or EngineSettings()
     )
@@ -290,6 +294,11 @@ def replay_command(args: argparse.Namespace) -> int:
         asked = {"model": args.model, "preemption_mode": args.preemption_mode}
         given = {name: value for name, value in asked.items() if value}
         settings = read_settings(args, settings_of(recording.meta, **given))
+        if settings.compat and not args.compat:
+            warnings.warn(
+                f"known faults of {settings.compat} are replayed too, as the recording is from it: --compat none mends them",
+                stacklevel=1,
+            )
         return _simulate(args, workload_of(recording), settings)
 
 

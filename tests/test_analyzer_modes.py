@@ -110,7 +110,7 @@ def test_offload_is_told_by_what_was_restored_and_what_fills(tmp_path: Path) -> 
     assert said == (
         "B preempts once and recomputes 30 tokens (85.7 % of all computed; 20.0 % of what it lost was still in the "
         "prefix cache, 50.0 % was restored from the host), and copies 2.00 GiB to the host as blocks fill and "
-        "512 MiB back, which costs 1.70 s of computing and of loading, which runs beside it."
+        "512 MiB back; its victims' return costs 1.70 s of computing and of loading, which runs beside it."
     )
     assert "swap" not in said
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from engine.live.interface import Interface, look, refusal
+from engine.live.interface import Interface, find, look, refusal
 from tests.live.vllm_runs import need_vllm
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -191,3 +191,12 @@ def test_in_vllm_it_imports_neither_compiler_nor_page_of_ours() -> None:
 
     # vLLM itself imports numba with speculative decoding only
     assert imported(python, "import engine.live.vllm") == "[]"
+
+
+def test_a_class_that_a_vllm_does_not_have_is_named() -> None:
+    absent = find("json", "NoSuchScheduler")
+
+    found = look(replace(EXPECTED, async_scheduler=absent))
+
+    assert found.lacks == ("the class NoSuchScheduler is not there",)
+    assert find("no_such_module", "Scheduler").__name__ == "Scheduler"

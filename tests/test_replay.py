@@ -5,7 +5,6 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
-import polars as pl
 import pytest
 
 from engine.__main__ import main
@@ -13,7 +12,7 @@ from engine.config import EngineSettings
 from engine.replay import settings_of
 from engine.simulator import simulate
 from tests.engine_builders import make_request, make_settings, make_trace
-from traces.errors import SettingsError, WorkloadError
+from traces.errors import SettingsError
 from traces.recording import Recording, open_recording
 from traces.recording_meta import Meta
 from traces.replay import MORE_TOKENS, workload_of
@@ -75,16 +74,17 @@ def test_unfinished_requests_are_aborted_where_the_recording_ends(tmp_path: Path
     assert workload.table["abort_step"].to_list() == [4, 4, 4]
 
 
-def test_requests_without_a_prompt_length_are_left_out_and_counted(tmp_path: Path) -> None:
+def test_requests_that_a_killed_writer_never_wrote_are_replayed_by_their_arrivals(
+    tmp_path: Path,
+) -> None:
     run(tmp_path)
     (tmp_path / "closed.json").unlink()
     (tmp_path / "requests" / "part-00000.parquet").unlink()
-    recording = open_recording(tmp_path)
 
-    with pytest.raises(WorkloadError, match="no request says its prompt length"):
-        workload_of(recording)
+    workload = workload_of(open_recording(tmp_path))
 
-    assert recording.requests.filter(pl.col("prompt_tokens").is_null()).height == 4
+    assert workload.table["prompt_tokens"].to_list() == [6, 6, 3, 5]
+    assert workload.table["output_tokens"].to_list()[:2] == [6, 6]
 
 
 def test_settings_come_back_from_metadata(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from engine.live.samples import SampleTap, StatsWriter
+from engine.live.samples import SAMPLE_COLUMNS, SampleTap, StatsWriter, samples_table
 from engine.live.settings import LiveSettings
 from traces.telemetry import Telemetry, open_telemetry
 from traces.telemetry_schema import telemetry_metadata
@@ -318,3 +318,19 @@ def test_the_project_registers_the_plugin() -> None:
     assert points["vllm.stat_logger_plugins"] == {
         "kv_replay": "engine.live.stat_logger:TelemetryStatLogger"
     }
+
+
+def test_numbers_that_cannot_be_are_missing_and_the_sample_stays() -> None:
+    odd = {"sample": 0, "t_s": 1.0, "engine_rank": 0, "num_ranks": 1, "inferred": ()}
+    odd |= {
+        "max_ttft_s": float("nan"),
+        "num_running": -4,
+        "prompt_tokens": 1 << 70,
+        "num_waiting": 3,
+    }
+
+    table = samples_table([tuple(odd.get(name) for name in SAMPLE_COLUMNS)])
+
+    row = table.to_pylist()[0]
+    assert (row["max_ttft_s"], row["num_running"], row["prompt_tokens"]) == (None, None, None)
+    assert row["num_waiting"] == 3

@@ -1,7 +1,7 @@
 """What can still be said about requests whose row was lost with a killed writer.
 
 It derives request rows from events and steps only, and leaves null whatever those do not hold
-(prompt length, priority, first token). It does not know where the tables came from.
+(priority, first token). It does not know where the tables came from.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ def rebuild_requests(
 ) -> pl.DataFrame:
     """Request rows, in order of first event, for ids that events name and `known` lacks.
 
-    Columns of the contract's `requests`; prompt_tokens, priority, first_token_s, max_itl_s and
+    Columns of the contract's `requests`; priority, first_token_s, max_itl_s and
     recomputed_tokens are null, for events do not carry them. output_tokens is null until finished.
     Times of a finish are the end of its step where that step is still there.
     """
@@ -41,6 +41,7 @@ def rebuild_requests(
         return pl.col(column).filter(pl.col("kind").is_in(kinds)).first()
 
     rows = own.group_by("request_id", maintain_order=True).agg(
+        prompt_tokens=at("tokens", "arrive").replace(0, None),
         arrival_s=pl.coalesce(at("t_s", "arrive"), pl.col("t_s").min()),
         output_tokens=at("tokens", "finish"),
         first_scheduled_s=at("t_s", "admit"),

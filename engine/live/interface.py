@@ -6,9 +6,10 @@ a backport counts by what it is. It was written against vLLM 0.26.0.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 from traces.errors import KVReplayError
@@ -18,6 +19,18 @@ WRITTEN_FOR = "0.26.0"
 
 class UnsupportedVllmError(KVReplayError):
     """A vLLM whose scheduler is not the one that the recorder knows."""
+
+
+class Absent:
+    """Stands where a vLLM has no class of the name that the recorder knows."""
+
+
+def find(module: str, name: str) -> Any:
+    """The class of that name, or a stand-in that `look` reports."""
+    try:
+        return getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError):
+        return type(name, (Absent,), {})
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,13 @@ _FIELDS: dict[str, tuple[str, ...]] = {
 
 def look(vllm: Interface) -> Findings:
     """Compare what is there with what the recorder needs."""
+    absent = {
+        f.name: kind.__name__
+        for f in fields(vllm)
+        if isinstance(kind := getattr(vllm, f.name), type) and issubclass(kind, Absent)
+    }
+    if absent:
+        return Findings(tuple(f"the class {name} is not there" for name in absent.values()), ())
     lacks: list[str] = []
     for name, methods in _METHODS.items():
         for method, parameters in methods.items():
@@ -85,10 +105,10 @@ def look(vllm: Interface) -> Findings:
         kind = getattr(vllm, name)
         known = _names_used(kind)
         lacks += [f"{kind.__name__}.{a} is not there" for a in attributes if a not in known]
-    for name, fields in _FIELDS.items():
+    for name, needed in _FIELDS.items():
         kind = getattr(vllm, name)
         there = getattr(kind, "__annotations__", {})
-        lacks += [f"{kind.__name__} has no field {f}" for f in fields if f not in there]
+        lacks += [f"{kind.__name__} has no field {f}" for f in needed if f not in there]
     if not issubclass(vllm.async_scheduler, vllm.scheduler):
         lacks.append(
             f"{vllm.async_scheduler.__name__} is no subclass of {vllm.scheduler.__name__}"

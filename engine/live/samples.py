@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from engine.live.settings import LiveSettings
 from engine.live.writer import Inbox, Writer
+from traces.schema import Table
 from traces.telemetry_files import fill_table
 from traces.telemetry_schema import FINISHED_REQUESTS, SAMPLES
 
@@ -229,17 +230,31 @@ def _time(value: float) -> float | None:
     return value if 0.0 <= value < 1e8 else None
 
 
+def _sane(spec: Table, columns: dict[str, list[Any]]) -> dict[str, list[Any]]:
+    """The columns with null for numbers that cannot be: not finite, negative or beyond 64 bits."""
+
+    def sane(value: Any) -> Any:
+        if isinstance(value, (int, float)) and not 0 <= value < 1 << 63:
+            return None
+        return value
+
+    return {
+        name: [sane(v) for v in values] if spec.column(name).nullable else values
+        for name, values in columns.items()
+    }
+
+
 def samples_table(rows: Iterable[tuple[Any, ...]]) -> pa.Table:
     """Rows of SAMPLE_COLUMNS as an Arrow table of `samples`."""
     columns = dict(zip(SAMPLE_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
-    return fill_table(SAMPLES, columns, len(columns["sample"]))
+    return fill_table(SAMPLES, _sane(SAMPLES, columns), len(columns["sample"]))
 
 
 def finished_table(rows: Iterable[tuple[Any, ...]], name: Callable[[str], str]) -> pa.Table:
     """Rows of FINISHED_COLUMNS as an Arrow table, the ids as `name` gives them."""
     columns = dict(zip(FINISHED_COLUMNS, map(list, zip(*rows, strict=True)), strict=True))
     columns["request_id"] = [None if i is None else name(i) for i in columns["request_id"]]
-    return fill_table(FINISHED_REQUESTS, columns, len(columns["t_s"]))
+    return fill_table(FINISHED_REQUESTS, _sane(FINISHED_REQUESTS, columns), len(columns["t_s"]))
 
 
 class StatsWriter(Writer):

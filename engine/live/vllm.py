@@ -21,13 +21,7 @@ import time
 import weakref
 from typing import Any
 
-from vllm.v1.core.block_pool import BlockPool
-from vllm.v1.core.kv_cache_manager import KVCacheManager
-from vllm.v1.core.kv_cache_utils import FreeKVCacheBlockQueue
-from vllm.v1.core.sched.async_scheduler import AsyncScheduler
-from vllm.v1.core.sched.output import CachedRequestData, SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.request import Request
 
 from engine.live import interface, metadata
 from engine.live.cached_free import CachedFree
@@ -38,6 +32,8 @@ from traces.errors import KVReplayError
 
 log = logging.getLogger("vllm.kv_replay")
 
+# What a vLLM does not have is reported when a scheduler is made, and not as an error of the import.
+AsyncScheduler: Any = interface.find("vllm.v1.core.sched.async_scheduler", "AsyncScheduler")
 _SCHEDULE_CODE = getattr(Scheduler.schedule, "__code__", None)
 _DEEPEST = 6  # calls between schedule() and _preempt_request(), other wrappers included
 
@@ -50,12 +46,12 @@ def found_vllm() -> interface.Interface:
         version=vllm.__version__,
         scheduler=Scheduler,
         async_scheduler=AsyncScheduler,
-        output=SchedulerOutput,
-        cached_request_data=CachedRequestData,
-        request=Request,
-        kv_cache_manager=KVCacheManager,
-        block_pool=BlockPool,
-        free_queue=FreeKVCacheBlockQueue,
+        output=interface.find("vllm.v1.core.sched.output", "SchedulerOutput"),
+        cached_request_data=interface.find("vllm.v1.core.sched.output", "CachedRequestData"),
+        request=interface.find("vllm.v1.request", "Request"),
+        kv_cache_manager=interface.find("vllm.v1.core.kv_cache_manager", "KVCacheManager"),
+        block_pool=interface.find("vllm.v1.core.block_pool", "BlockPool"),
+        free_queue=interface.find("vllm.v1.core.kv_cache_utils", "FreeKVCacheBlockQueue"),
     )
 
 
@@ -76,7 +72,9 @@ class RecordingScheduler(Scheduler):
             if not _may_run_unrecorded(config):
                 raise
             log.warning("KV Replay does not record. %s", error)
-            return (AsyncScheduler if asynchronous else Scheduler)(*args, **kwargs)
+            if asynchronous and issubclass(AsyncScheduler, Scheduler):
+                return AsyncScheduler(*args, **kwargs)
+            return Scheduler(*args, **kwargs)
         wanted: type[RecordingScheduler] = cls
         if cls in (RecordingScheduler, AsyncRecordingScheduler):
             wanted = AsyncRecordingScheduler if asynchronous else RecordingScheduler
