@@ -250,7 +250,24 @@ def read_settings(
     )
     if "kv_tokens" in given or "gpu_memory_utilization" in given:
         base = base.with_(num_gpu_blocks=None)
-    return base.with_(**given)
+    settings = base.with_(**given)
+    _warn_of_idle_flags(given, settings)
+    return settings
+
+
+def _warn_of_idle_flags(given: dict[str, Any], settings: EngineSettings) -> None:
+    """Warn of flags of the host cache that change nothing under these settings."""
+    connector = settings.offload_connector if settings.preemption_mode == "offload" else None
+    for name, flag, needed in (
+        ("offload_connector", "--offload-connector", ("native", "simple")),
+        ("offload_prompt_only", "--offload-all", ("native",)),
+        ("lazy_offload", "--lazy-offload", ("simple",)),
+    ):
+        if name in given and connector not in needed:
+            why = f"the {connector} connector" if connector else "without --preemption offload"
+            warnings.warn(
+                f"{flag} changes nothing {'with ' if connector else ''}{why}", stacklevel=2
+            )
 
 
 def read_workload(args: argparse.Namespace) -> Workload:

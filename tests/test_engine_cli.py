@@ -344,3 +344,27 @@ def test_modelled_times_without_end_stop_the_run_with_a_sentence(
 
     assert code == 2
     assert "the run would last" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--lazy-offload"], "--lazy-offload changes nothing without --preemption offload"),
+        (
+            ["--preemption", "offload", "--lazy-offload"],
+            "--lazy-offload changes nothing with the native connector",
+        ),
+        (
+            ["--preemption", "offload", "--offload-connector", "simple", "--offload-all"],
+            "--offload-all changes nothing with the simple connector",
+        ),
+    ],
+)
+def test_a_flag_that_changes_nothing_is_said(
+    flags: list[str], said: str, tmp_path: Path
+) -> None:
+    command = ["simulate", "sample:chat", "--out", str(tmp_path / "run"), "--max-requests", "3"]
+
+    assert main([*command, "--kv-tokens", "41408", *flags]) == 0
+
+    assert said in capsys.readouterr().err
