@@ -361,7 +361,7 @@ def test_modelled_times_without_end_stop_the_run_with_a_sentence(
     ],
 )
 def test_a_flag_that_changes_nothing_is_said(
-    flags: list[str], said: str, tmp_path: Path
+    flags: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     command = ["simulate", "sample:chat", "--out", str(tmp_path / "run"), "--max-requests", "3"]
 
