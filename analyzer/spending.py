@@ -120,4 +120,4 @@ def _lost_tokens(run: Recording) -> tuple[int, int, int]:
     row = away.select(
         pl.col("tokens").sum(), found.sum().alias("found"), restored.sum().alias("restored")
     )
-    return tuple(int(v or 0) for v in row.row(0))  # type: ignore[return-value]
+    return tuple(int(v or 0) for v in row.row(0))  # type: ignore[return-value]  # three columns, three numbers

@@ -40,7 +40,7 @@ def summarize_telemetry(telemetry: Telemetry) -> dict[str, Any]:
     figures: dict[str, Any] = {
         "num_samples": samples.height,
         "ranks": list(telemetry.ranks),
-        "duration_s": times.max() - times.min() if len(times) else None,  # type: ignore[operator]
+        "duration_s": times.max() - times.min() if len(times) else None,  # type: ignore[operator]  # a Float64 column
         "peak_used_frac": usage.max(),
         "mean_used_samples_frac": usage.mean(),
         "full_samples_frac": (usage * 100 >= FULL_PERCENT).mean() if len(usage) else None,

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, offload, pool, prefix, queues
+from engine.core import events, fences, offload, pool, prefix, queues
 from engine.core.estimates import note_found
 from engine.core.jit import inlined, kernel
 from engine.core.placing import (
@@ -155,7 +155,7 @@ def _untangle(s: Any, rules: Any, budget: Any) -> None:
             return
         last = r
     if last != NONE and c.num_jobs + c.num_step_fences == 0:
-        offload.free_or_fence(s, rules, last)
+        fences.free_or_fence(s, rules, last)
         s.requests[last].num_computed = 0
         s.requests[last].prefilling = 0
 
@@ -192,13 +192,13 @@ def _restore_or_run(s: Any, rules: Any, r: Any, budget: Any) -> Any:
     if not rules.compat and never_fits(s, rules, r):
         events.end_request(s, r, _REFUSED, _K_REFUSE, c.now_s, _OUTGREW)
         offload.end_on_host(s, rules, r)
-        offload.free_or_fence(s, rules, r)
+        fences.free_or_fence(s, rules, r)
         return _GONE, _ZERO
     hits, idle, on_host = _ZERO, _ZERO, _ZERO
     # vLLM asks whether anything is computed, and so looks a lone token up again for ever: it is always
     # computed again, to sample from.
     if q.num_computed == 0 if rules.compat else q.slot == NONE:
-        offload.forget_row(s, r)  # before a free row is written to
+        fences.forget_row(s, r)  # before a free row is written to
         if rules.caching:
             hits, idle = prefix.find_hits(s, r, s.slots[c.num_slots - 1].free, size)
         on_host = offload.find_on_host(s, rules, r, hits)

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from engine.core import events, outputs, queues
+from engine.core.copies import submit
 from engine.core.jit import inlined, kernel
-from engine.core.offload import settle, submit
+from engine.core.offload import settle
 from engine.core.schedule import abort, schedule
 from engine.core.state import Clock, Kind, Reason, Status
 from engine.cost_model import step_time_s

@@ -12,8 +12,10 @@ from typing import Any
 import numpy as np
 
 from engine.core import events, prefix, queues
+from engine.core.copies import complete
+from engine.core.fences import drain_fences, free_or_fence
 from engine.core.jit import inlined, kernel
-from engine.core.offload import complete, drain_fences, end_on_host, free_or_fence
+from engine.core.offload import end_on_host
 from engine.core.preempt import drop_host_copy, free_blocks_of
 from engine.core.state import Clock, Kind, Status
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.core import events, offload, prefix, queues
+from engine.core import events, fences, offload, prefix, queues
 from engine.core.admission import admit, admit_or_restore
 from engine.core.estimates import contended, copy_cost_s, note_found
 from engine.core.jit import kernel
@@ -138,7 +138,7 @@ def _make_room(s: Any, rules: Any, cost: Any, i: Any, need: Any, budget: Any) ->
         victim = s.seats[at].running
         # Its blocks would come only with the outputs of the step in flight. vLLM 0.26.0 takes victim
         # after victim all the same (upstream PR 49675).
-        if rules.offload and not rules.compat and offload.is_fenced(s, rules, victim):
+        if rules.offload and not rules.compat and fences.is_fenced(s, rules, victim):
             return i, budget, False
         was_scheduled = s.requests[victim].sched_step == c.step
         queues.run_remove_at(s, at)
@@ -250,7 +250,7 @@ def abort(s: Any, rules: Any, r: Any) -> Any:
     events.end_request(s, r, _ABORTED, _K_ABORT, s.c[0].now_s, _ZERO)
     if rules.offload:
         if q.num_loading == 0:  # else its blocks come back when the copy has ended
-            offload.free_or_fence(s, rules, r)
+            fences.free_or_fence(s, rules, r)
     elif status == _RUNNING:
         free_blocks_of(s, r)
     return True

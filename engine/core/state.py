@@ -191,7 +191,7 @@ REQUEST = _layout(
     aborted="i8",  # requests aborted before this step
     deferred="i8",  # requests put aside: being restored, or waiting for a copy (offload)
     ended_now="i8",  # requests that ended since the last step (offload)
-    # Mode offload (offload.py).
+    # Mode offload (offload.py, copies.py, fences.py).
     num_jobs="i8",  # copies for it under way
     next_store="i8",  # leading blocks that were stored, or found stored
     load_from="i8",  # blocks in front of those that are held or loaded for it ...
@@ -249,7 +249,7 @@ BLOCK = _layout(
     taken_step="i8",  # last step that handed it over, where that matters (offload)
 )
 # One row: a host block, a cell of the host's index and a copy job, which have nothing to do with
-# each other (host_cache.py, offload.py).
+# each other (host_cache.py, copies.py).
 HOST = _layout(
     next="i8",  # blocks that may be handed out, a ring through block 0, oldest first
     prev="i8",

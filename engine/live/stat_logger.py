@@ -78,7 +78,7 @@ class TelemetryStatLogger(StatLoggerBase):
         self._start_s = 0.0
         try:
             self._begin(vllm_config, engine_index)
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._failed(error)
 
     def _begin(self, config: Any, rank: int) -> None:
@@ -121,7 +121,7 @@ class TelemetryStatLogger(StatLoggerBase):
                 since_s = time.time() - iteration_stats.iteration_timestamp
             now_s = time.monotonic() - self._start_s
             self._tap.record(scheduler_stats, iteration_stats, now_s, since_s)
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._failed(error)
 
     def log_engine_initialized(self) -> None:

@@ -89,7 +89,7 @@ class RecordingScheduler(Scheduler):
         super().__init__(*args, **kwargs)
         try:
             self._kv_replay_begin()
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._kv_replay_failed(error)
 
     def _kv_replay_begin(self) -> None:
@@ -147,7 +147,7 @@ class RecordingScheduler(Scheduler):
     def _kv_replay_call(self, note: Any, *args: Any) -> None:
         try:
             note(*args)
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._kv_replay_failed(error)
 
     def _kv_replay_failed(self, error: Exception) -> None:
@@ -178,7 +178,7 @@ class RecordingScheduler(Scheduler):
         output = super().schedule(*args, **kwargs)
         try:
             tap.scheduled(self, output, called_s)
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._kv_replay_failed(error)
         return output
 
@@ -196,7 +196,7 @@ class RecordingScheduler(Scheduler):
         result = super().update_from_output(scheduler_output, *args, **kwargs)
         try:
             tap.processed(self, scheduler_output)
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._kv_replay_failed(error)
         return result
 
@@ -225,7 +225,7 @@ class RecordingScheduler(Scheduler):
         try:
             unfinished = tap.close(self.requests)
             writer.close("stopped" if unfinished else "completed")
-        except Exception as error:
+        except Exception as error:  # whatever it is, serving goes on
             self._kv_replay_failed(error)
 
 

@@ -14,7 +14,6 @@ from typing import NoReturn
 
 import pytest
 
-from engine.config import PREEMPTION_MODES
 from tests.parity.cases import Case, make_case
 from tests.parity.real_traces import REAL, real_case
 from tests.parity.run import PYTHON_VARIABLE, Outcome, VllmSide, run_cases, vllm_python
@@ -25,9 +24,6 @@ FIXED_CASES = 60
 TODAY = int(os.environ.get("KV_REPLAY_PARITY_SEED") or f"{datetime.date.today():%Y%m%d}")
 CASES = int(os.environ.get("KV_REPLAY_PARITY_CASES") or 200)
 OFFLOAD_CASES = CASES // 3
-OFFLOAD = pytest.mark.skipif(
-    "offload" not in PREEMPTION_MODES, reason="our engine has no mode offload yet"
-)
 _SHOWN = 3
 
 
@@ -71,7 +67,6 @@ def test_every_decision_of_seeded_cases_equals_that_of_vllm(
     assert sum(o.status == "completed" for o in outcomes) > count / 2
 
 
-@OFFLOAD
 @pytest.mark.parametrize(
     ("seed", "count"),
     [(FIXED_SEED, FIXED_CASES // 2), (TODAY, OFFLOAD_CASES)],
