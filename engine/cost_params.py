@@ -121,7 +121,7 @@ def make_cost_params(
     }
     device = replace(device, **of_device)  # type: ignore[arg-type]
     fields = _linear_layers(model, device, tp, weight_dtype)
-    fields |= _attention(model, device, tp, kv_dtype)
+    fields |= _attention(model, device, tp, kv_dtype, activation_bytes(model, weight_dtype))
     fields |= _copies(model, device, tp, kv_dtype, block_size, copy_path)
     params = CostParams(linear=0, base_ms=0.0, prefill_ms=0.0, decode_ms=0.0, **fields)  # type: ignore[arg-type]
     of_params = {k: v for k, v in given.items() if k not in NUMBER_NAMES}
@@ -153,6 +153,11 @@ def _number(name: str, value: float) -> float:
     return int(number) if name in _INT_FIELDS else number
 
 
+def activation_bytes(m: ModelShape, weight_dtype: str = "auto") -> float:
+    """Bytes of an activation, and of an element of embedding and head: 16 bits, or 32 with such weights."""
+    return max(2.0, weight_bytes_per_param(m, weight_dtype)[0])
+
+
 def _linear_layers(
     m: ModelShape, d: DeviceSpec, tp: int, weight_dtype: str
 ) -> dict[str, float]:
@@ -165,7 +170,8 @@ def _linear_layers(
     read = d.weight_read_efficiency * d.memory_bytes_per_s * tp
     num_allreduces = 2 * m.num_layers if tp > 1 else 0  # after attention and after the MLP
     link = d.allreduce_at(max(2, tp))
-    token_bytes = 2.0 * (tp - 1) / tp * m.hidden * 2.0  # that each GPU moves, 16 bits
+    wide = activation_bytes(m, weight_dtype)
+    token_bytes = 2.0 * (tp - 1) / tp * m.hidden * wide  # that each GPU moves
     return {
         "step_overhead_s": d.step_overhead_s,
         "layers_overhead_s": m.num_layers
@@ -176,7 +182,7 @@ def _linear_layers(
         "expert_skip_frac": 1.0 - m.experts_per_token / m.num_experts if m.is_moe else 0.0,
         "knee": d.moe_knee if m.is_moe else d.knee,
         "head_row_s": 2.0 * m.head_params / (d.linear_efficiency * d.peak_flops * tp),
-        "head_read_s": m.head_params * 2.0 / read,
+        "head_read_s": m.head_params * wide / read,
         "allreduce_fixed_s": num_allreduces * link.latency_s,
         "allreduce_token_s": num_allreduces * token_bytes / link.bytes_per_s,
         "allreduce_small_token_s": num_allreduces * token_bytes / link.small_bytes_per_s,
@@ -184,7 +190,9 @@ def _linear_layers(
     }
 
 
-def _attention(m: ModelShape, d: DeviceSpec, tp: int, kv_dtype: str) -> dict[str, float]:
+def _attention(
+    m: ModelShape, d: DeviceSpec, tp: int, kv_dtype: str, wide: float
+) -> dict[str, float]:
     """Decode and prefill attention. Terms A_d and A_p; seconds per context token and per pair.
 
     A context token costs the larger of reading its KV and multiplying with it; the second is never
@@ -194,7 +202,7 @@ def _attention(m: ModelShape, d: DeviceSpec, tp: int, kv_dtype: str) -> dict[str
     read = per_layer / (d.decode_attention_efficiency * d.memory_bytes_per_s)
     compute = d.prefill_attention_efficiency * d.peak_flops * tp
     context = max(read, m.decode_flops_per_context_token / compute)
-    io = 2.0 * m.attention_io_elements / (d.prefill_io_efficiency * d.memory_bytes_per_s * tp)
+    io = wide * m.attention_io_elements / (d.prefill_io_efficiency * d.memory_bytes_per_s * tp)
     pair = m.attention_flops_per_pair / compute
     return {
         "decode_fixed_s": m.num_layers * d.attention_overhead_s,

@@ -27,6 +27,7 @@ DATA_DIR = Path(__file__).parent / "data" / "models"
 
 KV_DTYPE_BYTES = {
     "auto": 2.0,  # the model's 16-bit type
+    "float32": 4.0,  # the torch engine on a CPU
     "bfloat16": 2.0,
     "float16": 2.0,
     "fp8": 1.0,
@@ -35,6 +36,7 @@ KV_DTYPE_BYTES = {
 }
 # Bytes per parameter of the linear layers. int4 and mxfp4 carry a scale per group of 128 / 32.
 WEIGHT_DTYPE_BYTES = {
+    "float32": 4.0,
     "bfloat16": 2.0,
     "float16": 2.0,
     "fp8": 1.0,
@@ -57,7 +59,8 @@ class ModelShape:
     query is one matrix; nope_dim: MLA's key part that is rebuilt from the latent.
     num_window_layers of the layers see only the last window_tokens tokens; 0: none.
     weight_bytes, expert_weight_bytes: bytes per parameter of linear layers and of routed experts;
-    weight_dtype, expert_weight_dtype: their names; embeddings, head and the KV cache have 16 bits.
+    weight_dtype, expert_weight_dtype: their names; embeddings, head and the KV cache have 16 bits
+    (embeddings and head 32 where the linear layers have).
     max_model_len: longest context, None if unknown; source: where the shape was read.
     """
 
@@ -175,7 +178,7 @@ class ModelShape:
     def weights_bytes(self, tp: int = 1, weight_dtype: str = "auto") -> float:
         """Bytes of weights on each of `tp` GPUs (linear layers, embedding and head all sharded)."""
         linear, expert = weight_bytes_per_param(self, weight_dtype)
-        tables = self.head_params * (1 if self.tied_embeddings else 2) * 2.0
+        tables = self.head_params * (1 if self.tied_embeddings else 2) * max(2.0, linear)
         return (self.always_read_params * linear + self.expert_params * expert + tables) / tp
 
 

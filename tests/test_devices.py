@@ -4,10 +4,12 @@ import json
 
 import pytest
 
+from engine.cost_params import make_cost_params
 from engine.devices import VALUE_NAMES, known_devices, load_device
+from engine.models import load_model
 from traces.errors import SettingsError
 
-# bf16 TFLOP/s, TB/s of device memory, GB/s from the host.
+# bf16 TFLOP/s (CPU: fp32), TB/s of device memory, GB/s from the host.
 PUBLISHED = {
     "a100-80": (312, 2.04, 24.8),
     "a100-40": (312, 1.56, 12.5),
@@ -22,6 +24,7 @@ PUBLISHED = {
     "mi300x": (1307, 5.3, 50),
     "gh200": (989, 4.0, 377),
     "rtx-pro-6000": (504, 1.79, 53),
+    "cpu": (0.15, 0.02, 6),
 }
 
 
@@ -106,3 +109,22 @@ def test_a_device_file_that_cannot_be_used_says_what_is_wrong(tmp_path, values, 
     with pytest.raises(SettingsError) as e:
         load_device(write_device(tmp_path, values, **rest))
     assert message in str(e.value)
+
+
+def test_weights_of_32_bits_widen_head_embeddings_and_activations_and_kv_its_own_way():
+    model, cpu = load_model("smollm2-135m"), load_device("cpu")
+
+    half = make_cost_params(model, cpu)
+    full = make_cost_params(model, cpu, weight_dtype="float32", kv_dtype="float32")
+
+    for name in ("always_read_s", "head_read_s", "prefill_token_s", "context_read_s"):
+        assert getattr(full, name) == pytest.approx(2 * getattr(half, name)), name
+    assert full.kv_block_bytes == 2 * half.kv_block_bytes == 737_280
+    assert full.token_compute_s == half.token_compute_s
+
+
+def test_weights_in_32_bits_take_twice_the_memory():
+    model = load_model("smollm2-135m")
+
+    assert model.weights_bytes() / 1e6 == pytest.approx(269, abs=1)
+    assert model.weights_bytes(weight_dtype="float32") / 1e6 == pytest.approx(538, abs=1)
