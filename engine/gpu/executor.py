@@ -1,0 +1,230 @@
+"""Runs the steps that engine.core decided: tokens in, next tokens out, two steps in flight at most.
+
+`submit` only enqueues (on a CPU it computes at once), `wait` fetches the sampled tokens and the time.
+What a request samples goes into the token table on the device, so that the next step finds it there
+before the host has seen it: that is what asynchronous scheduling needs. It decides nothing, moves no
+blocks (swap.py), and knows requests only as rows of the block table.
+
+Legend: R requests of a step, T their tokens, M those that get a next token.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from engine.gpu.attention import AttentionBackend
+from engine.gpu.batch import AttentionBatch, StepInputs
+from engine.gpu.kv_cache import KVCache
+from engine.gpu.model import CausalLM
+from engine.gpu.sampling import Sampling, row_seeds, sample
+from engine.gpu.step_tensors import PackedStep, StepTensors
+from traces.errors import InvariantError
+
+MAX_IN_FLIGHT = 2
+
+
+@dataclass
+class Outputs:
+    """What one step brought.
+
+    token_ids (M,) int64: next tokens of the requests with samples, in the order of the step;
+    compute_s: seconds of the step's work on the device (CUDA: between events before and after all
+    that it enqueued, launch gaps included; CPU: forward and sampling); num_padded: requests that
+    were computed only to fill a CUDA graph's bucket, None where the step ran without a graph.
+    """
+
+    token_ids: np.ndarray
+    compute_s: float
+    num_padded: int | None
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A step that was submitted. host_ids: its tokens, once `ended` has fired (None: it has)."""
+
+    host_ids: torch.Tensor
+    compute_s: float
+    num_padded: int | None
+    began: Any = None
+    ended: Any = None
+
+
+class PagedAttention:
+    """The `attend` of model.CausalLM.forward: writes a layer's K and V, attends over the blocks."""
+
+    def __init__(self, model: CausalLM, kv: KVCache, backend: AttentionBackend) -> None:
+        self._layers = [
+            (*kv.layer(layer), window) for layer, window in enumerate(model.config.windows)
+        ]
+        self._backend = backend
+        self._scale = model.scale
+        self.batch: AttentionBatch | None = None
+
+    def begin(self, batch: AttentionBatch) -> None:
+        """Take the batch that the next forward belongs to."""
+        self.batch = batch
+        self._backend.prepare(batch)
+
+    def __call__(
+        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+    ) -> torch.Tensor:
+        key_cache, value_cache, window = self._layers[layer]
+        batch = self.batch
+        assert batch is not None
+        self._backend.write(key_cache, value_cache, key, value, batch.slot_mapping)
+        return self._backend.attend(query, key_cache, value_cache, batch, self._scale, window)
+
+
+class Executor:
+    """One model on one device with one KV cache.
+
+    num_slots, table_width: rows of the scheduler's block table, and their width in blocks;
+    max_num_seqs, token_budget: most requests and tokens of a step; max_model_len: most tokens of a
+    request. check: hold every step against the laws, and look for NaN in the logits (slow).
+    """
+
+    def __init__(
+        self,
+        model: CausalLM,
+        kv: KVCache,
+        backend: AttentionBackend,
+        *,
+        num_slots: int,
+        table_width: int,
+        max_num_seqs: int,
+        token_budget: int,
+        max_model_len: int,
+        sampling: Sampling,
+        cuda_graphs: bool = True,
+        check: bool = False,
+    ) -> None:
+        self.device = torch.device(kv.device)
+        self.sampling = sampling
+        self._model = model
+        self._check = check
+        self._on_cuda = self.device.type == "cuda"
+        self._attention = PagedAttention(model, kv, backend)
+        self._tensors = StepTensors(
+            num_slots=num_slots,
+            table_width=table_width,
+            block_size=kv.block_size,
+            max_num_seqs=max_num_seqs,
+            token_budget=token_budget,
+            device=self.device,
+            check=check,
+        )
+        self._keys = np.zeros(num_slots, np.uint64)
+        self._in_flight: list[Ticket] = []
+
+    def load_tokens(self, slot: int, tokens: np.ndarray, key: int | None = None) -> None:
+        """Take the known tokens of a request that has entered row `slot` (admitted or come back).
+
+        Call it whenever the scheduler has handed the row out, before the request's first step there.
+        tokens (n,): prompt and what was sampled so far, any integer type. key: 64 bits that name the
+        request in draws, the same each time; may be left out where sampling is greedy.
+        """
+        if key is None and not self.sampling.greedy:
+            raise InvariantError(f"row {slot}: a request needs a key for its draws")
+        self._keys[slot] = (key or 0) & (2**64 - 1)
+        self._tensors.load_tokens(slot, tokens)
+
+    @torch.inference_mode()
+    def submit(self, step: StepInputs) -> Ticket:
+        """Enqueue one step; step's arrays may change as soon as this returns. R is at least 1."""
+        if len(self._in_flight) == MAX_IN_FLIGHT:
+            raise InvariantError(
+                f"{MAX_IN_FLIGHT} steps are in flight: wait() for the older one before the next"
+            )
+        began = self._mark()
+        packed = self._tensors.pack(step, self._seeds(step))
+        started_s = time.perf_counter()
+        hidden = self._forward(packed, self._tensors.batch(packed))
+        ids = self._next_tokens(packed, hidden)
+        host_ids = self._to_host(ids)
+        compute_s = time.perf_counter() - started_s
+        ticket = Ticket(host_ids, compute_s, None, began, self._mark())
+        self._in_flight.append(ticket)
+        return ticket
+
+    def wait(self, ticket: Ticket) -> Outputs:
+        """The outputs of a submitted step, when it has ended; once a ticket, the older one first."""
+        if not self._in_flight or self._in_flight[0] is not ticket:
+            raise InvariantError("wait() for the oldest step in flight, once")
+        del self._in_flight[0]
+        compute_s = ticket.compute_s
+        if ticket.ended is not None:
+            ticket.ended.synchronize()
+            compute_s = ticket.began.elapsed_time(ticket.ended) / 1e3
+        return Outputs(ticket.host_ids.numpy(), compute_s, ticket.num_padded)
+
+    def _seeds(self, step: StepInputs) -> np.ndarray | None:
+        if self.sampling.greedy:
+            return None
+        rows = step.samples
+        ends = (step.start + step.tokens)[rows]
+        return row_seeds(self.sampling.seed, self._keys[step.slot[rows]], ends)
+
+    def _forward(self, packed: PackedStep, batch: AttentionBatch) -> torch.Tensor:
+        """Hidden states (T, hidden) of a packed step; writes its K and V."""
+        parts = packed.parts
+        self._attention.begin(batch)
+        token_ids = self._tensors.tokens.index_select(0, parts.token_index).long()
+        return self._model.forward(token_ids, parts.positions, self._attention)
+
+    def _next_tokens(self, packed: PackedStep, hidden: torch.Tensor) -> torch.Tensor:
+        """Sample (M,) next tokens and put them into the token table."""
+        parts = packed.parts
+        if parts.logit_rows.numel() == 0:
+            return torch.empty(0, dtype=torch.int64, device=self.device)
+        logits = self._model.logits(hidden.index_select(0, parts.logit_rows))
+        if self._check and not bool(torch.isfinite(logits).all()):
+            bad = torch.nonzero(~torch.isfinite(logits).all(dim=1)).flatten().tolist()
+            raise InvariantError(f"logits of sampled rows {bad} of the step are not finite")
+        ids = sample(logits, self.sampling, parts.seeds.view(-1, 2))
+        self._tensors.tokens.index_copy_(0, parts.write_index, ids.int())
+        return ids
+
+    def _to_host(self, ids: torch.Tensor) -> torch.Tensor:
+        if not self._on_cuda:
+            return ids
+        host = torch.empty(ids.shape, dtype=ids.dtype, pin_memory=True)
+        return host.copy_(ids, non_blocking=True)
+
+    def _mark(self) -> Any:
+        """An event on the current stream; None on a CPU."""
+        if not self._on_cuda:
+            return None
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+
+def profile_step(
+    model: CausalLM, *, num_tokens: int, num_logit_rows: int, sampling: Sampling
+) -> None:
+    """Compute one step of that many tokens without a KV cache, and wait for it.
+
+    For sizing memory: what a step's activations, logits and sampling need is what this takes at its
+    peak. Attention is left out; its output has the size of the query.
+    """
+    device = model.device
+    with torch.inference_mode():
+        token_ids = torch.zeros(num_tokens, dtype=torch.int64, device=device)
+        positions = torch.arange(num_tokens, device=device) % model.config.max_model_len
+        hidden = model.forward(token_ids, positions, _no_attention)
+        rows = min(num_logit_rows, num_tokens)
+        seeds = torch.zeros(rows, 2, dtype=torch.int32, device=device)
+        sample(model.logits(hidden[:rows]), sampling, seeds)
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+
+
+def _no_attention(
+    layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
+) -> torch.Tensor:
+    return torch.empty_like(query)

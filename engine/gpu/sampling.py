@@ -1,0 +1,154 @@
+"""From logits to the next token: greedy, or drawn from noise that only (seed, request, position) fix.
+
+A draw is an exponential race: token i wins if p_i / E_i is largest, E_i exponential noise. The noise
+is a hash of (seed, request key, position, token id), no generator's state: neither the batch that a
+request is in, nor preemption, nor the order of steps changes what it draws. It knows nothing of
+requests or steps; rows come with their two seed words.
+
+Legend: M rows of logits, V vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from traces.errors import SettingsError
+
+# Increment and multipliers of SplitMix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom Number
+# Generators, OOPSLA 2014) and of MurmurHash3's 32-bit finaliser (Appleby, public domain).
+_GAMMA = 0x9E3779B97F4A7C15
+_MUL64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+_MUL32 = (0x85EBCA6B, 0xC2B2AE35)
+_LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # in float32
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How a run picks tokens.
+
+    temperature: 0 is greedy (the largest logit, ties the lowest id); top_k: only the k largest logits
+    (and what ties with the k-th) can be drawn, 0: all; top_p: only the most probable tokens that
+    together reach this share, applied after top_k; seed: any 64-bit number.
+
+    Raises: SettingsError for values that cannot be.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0.0):
+            raise SettingsError(
+                f"temperature is {self.temperature}. Give 0 (greedy) or a positive number, say 0.7."
+            )
+        if not 0.0 < self.top_p <= 1.0:
+            raise SettingsError(
+                f"top_p is {self.top_p}. Give a share above 0 and up to 1 (1: all tokens)."
+            )
+        if self.top_k < 0:
+            raise SettingsError(f"top_k is {self.top_k}. Give 0 (all tokens) or more.")
+        if not -(1 << 63) <= self.seed < 1 << 64:
+            raise SettingsError(
+                f"seed {self.seed} does not fit in 64 bits. Give a smaller one."
+            )
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+def row_seeds(seed: int, keys: np.ndarray, positions: np.ndarray) -> np.ndarray:
+    """Seed words (M, 2) int32 of rows: keys (M,) uint64, positions (M,) of the tokens to draw.
+
+    Each of the three is added to the state before one SplitMix64 step, so that rows whose keys or
+    positions are neighbours have unrelated words.
+    """
+    state = _mix64(np.full(keys.shape, seed & (2**64 - 1), np.uint64))
+    state = _mix64(state + keys)
+    state = _mix64(state + positions.astype(np.uint64))
+    return state.view(np.int32).reshape(-1, 2)
+
+
+def _mix64(x: np.ndarray) -> np.ndarray:
+    x = x + np.uint64(_GAMMA)
+    x = (x ^ (x >> np.uint64(30))) * np.uint64(_MUL64[0])
+    x = (x ^ (x >> np.uint64(27))) * np.uint64(_MUL64[1])
+    return x ^ (x >> np.uint64(31))
+
+
+def sample(
+    logits: torch.Tensor, sampling: Sampling, seeds: torch.Tensor | None
+) -> torch.Tensor:
+    """The next token of each row: (M,) int64 from logits (M, V); not altered. Computed in float32.
+
+    seeds (M, 2) int32: from row_seeds; None for greedy.
+    """
+    scores = logits.float()
+    if sampling.greedy:
+        return scores.argmax(dim=-1)
+    assert seeds is not None, "a draw needs seed words"
+    scores = scores / sampling.temperature
+    smallest = _smallest_kept(scores, sampling)
+    scores = scores - exponential_noise(seeds, scores.shape[1]).log_()
+    if smallest is not None:
+        scores.masked_fill_(smallest[1] < smallest[0], -math.inf)
+    return scores.argmax(dim=-1)
+
+
+def _smallest_kept(
+    scores: torch.Tensor, sampling: Sampling
+) -> tuple[torch.Tensor, torch.Tensor] | None:
+    """(M, 1): the smallest score that top_k and top_p leave, with the scores; None: all are left.
+
+    A bound, not a set: tokens that tie with the last one kept are kept too, whatever their ids.
+    """
+    k = sampling.top_k if 0 < sampling.top_k < scores.shape[1] else 0
+    if k == 0 and sampling.top_p >= 1.0:
+        return None
+    if k > 0:
+        best = scores.topk(k, dim=-1, sorted=True).values
+    else:
+        best = scores.sort(dim=-1, descending=True).values
+    if sampling.top_p >= 1.0:
+        return best[:, -1:], scores
+    share = best.softmax(dim=-1)
+    before = share.cumsum(dim=-1) - share  # what the more probable ones have together
+    kept = (before < sampling.top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
+    return best.gather(1, kept - 1), scores
+
+
+def exponential_noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
+    """Exponential noise (M, vocab) float32, above 0 and finite, of rows with seeds (M, 2) int32."""
+    # 31 bits: a small number becomes an exact float, and small noise is what wins a race.
+    uniform = (hash_words(seeds, vocab) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+    return uniform.clamp_(max=_LARGEST_BELOW_ONE).neg_().log1p_().neg_()
+
+
+def hash_words(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
+    """32 hashed bits (M, vocab) int32 for each row and token id.
+
+    The token id is mixed once for all rows; the row's first word is added before the first multiply,
+    its second between the two. Integer products wrap, as on every device that torch has.
+    """
+    ids = torch.arange(vocab, dtype=torch.int32, device=seeds.device)
+    mixed = _xorshift(ids, 16).mul_(_signed(_MUL32[0]))
+    mixed = _xorshift(mixed, 13).mul_(_signed(_MUL32[1]))
+    x = _xorshift(mixed, 16)[None, :] + seeds[:, :1]
+    x = _xorshift(x, 16).mul_(_signed(_MUL32[0])).bitwise_xor_(seeds[:, 1:])
+    x = _xorshift(x, 13).mul_(_signed(_MUL32[1]))
+    return _xorshift(x, 16)
+
+
+def _xorshift(x: torch.Tensor, bits: int) -> torch.Tensor:
+    """x ^ (x >> bits) with zeros shifted in: torch's shift of an int32 brings its sign in."""
+    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1).bitwise_xor_(x)
+
+
+def _signed(word: int) -> int:
+    return word - (1 << 32) if word >= 1 << 31 else word
