@@ -30,7 +30,8 @@ TIED_BY_DEFAULT = (
     "starcoder2",
 )
 MLA_FAMILIES = ("deepseek_v2", "deepseek_v3", "kimi_k2")
-# gemma3_text's defaults (Gemma-3-4B): published multimodal configs leave some of them out.
+# Where a family's default differs from the general one; published configs leave some of them out.
+# They stand for keys that are absent: a null says something else (no window, one KV head per head).
 FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     "gemma3_text": {
         "head_dim": 256,
@@ -41,6 +42,8 @@ FAMILY_DEFAULTS: dict[str, dict[str, Any]] = {
     },
     "gemma2": {"head_dim": 256, "sliding_window": 4096},
     "gemma": {"head_dim": 256},
+    "mistral": {"num_key_value_heads": 8, "sliding_window": 4096},
+    "qwen3": {"head_dim": 128},
 }
 
 _ALIASES = {
@@ -139,7 +142,7 @@ def _text_config(config: Mapping[str, Any], file: str) -> tuple[Mapping[str, Any
         )
         raise SettingsError(f"{file}: {fault}. Supported: {', '.join(SUPPORTED)}.")
     return {
-        **FAMILY_DEFAULTS.get(kind, {}),
+        **{k: v for k, v in FAMILY_DEFAULTS.get(kind, {}).items() if k not in c},
         **{k: v for k, v in c.items() if v is not None},
     }, kind
 
@@ -200,11 +203,26 @@ def _mla(c: Mapping[str, Any], kind: str, file: str) -> dict[str, Any]:
 
 def _window(c: Mapping[str, Any], kind: str, layers: int, file: str) -> dict[str, Any]:
     """How many layers see only a window, and how long it is."""
+    windows = _windows(c, kind, layers, file)
+    count = sum(w > 0 for w in windows)
+    return {"window_tokens": max(windows), "num_window_layers": count} if count else {}
+
+
+def layer_windows(config: Mapping[str, Any], file: str) -> tuple[int, ...]:
+    """Per layer, how many of the last tokens a token sees, itself included; 0: all of them.
+
+    Raises: SettingsError that names the file and the key.
+    """
+    c, kind = _text_config(config, file)
+    return _windows(c, kind, _count(c, "num_layers", file), file)
+
+
+def _windows(c: Mapping[str, Any], kind: str, layers: int, file: str) -> tuple[int, ...]:
     window = _whole(c, "sliding_window", file)
     if not window or c.get("use_sliding_window") is False:
-        return {}
+        return (0,) * layers
     if kind.startswith("qwen") and not c.get("use_sliding_window"):
-        return {}
+        return (0,) * layers
     types = c.get("layer_types")
     if types is not None:
         unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
@@ -213,17 +231,16 @@ def _window(c: Mapping[str, Any], kind: str, layers: int, file: str) -> dict[str
                 f"{file}, layer_types: {len(types)} entries for {layers} layers, of kinds {sorted(set(types))}. "
                 "Supported are full_attention and sliding_attention, one per layer."
             )
-        count = sum(t == "sliding_attention" for t in types)
-    elif kind == "gemma3_text":
-        pattern = _whole(c, "sliding_window_pattern", file) or 6
-        count = layers - layers // pattern  # every pattern-th layer is global
-    elif kind in ("gemma2", "gpt_oss"):
-        count = (layers + 1) // 2  # local, global, local, ...
-    elif kind.startswith("qwen"):
-        count = max(0, layers - _whole(c, "max_window_layers", file, layers))
-    else:
-        count = layers
-    return {"window_tokens": window, "num_window_layers": count} if count else {}
+        return tuple(window if t == "sliding_attention" else 0 for t in types)
+    if kind == "gemma3_text":
+        pattern = _whole(c, "sliding_window_pattern", file) or 6  # every pattern-th is global
+        return tuple(0 if (i + 1) % pattern == 0 else window for i in range(layers))
+    if kind in ("gemma2", "gpt_oss"):  # local, global, local, ...
+        return tuple(0 if i % 2 else window for i in range(layers))
+    if kind.startswith("qwen"):
+        first = _whole(c, "max_window_layers", file, 28)
+        return tuple(window if i >= first else 0 for i in range(layers))
+    return (window,) * layers
 
 
 def _quantization(q: Mapping[str, Any] | None, file: str) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import json
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from engine.hf_config import shape_fields
 from traces.errors import SettingsError
@@ -27,7 +28,8 @@ DATA_DIR = Path(__file__).parent / "data" / "models"
 
 KV_DTYPE_BYTES = {
     "auto": 2.0,  # the model's 16-bit type
-    "float32": 4.0,  # the torch engine on a CPU
+    "float64": 8.0,  # the torch engine on a CPU
+    "float32": 4.0,
     "bfloat16": 2.0,
     "float16": 2.0,
     "fp8": 1.0,
@@ -36,6 +38,7 @@ KV_DTYPE_BYTES = {
 }
 # Bytes per parameter of the linear layers. int4 and mxfp4 carry a scale per group of 128 / 32.
 WEIGHT_DTYPE_BYTES = {
+    "float64": 8.0,
     "float32": 4.0,
     "bfloat16": 2.0,
     "float16": 2.0,
@@ -278,32 +281,97 @@ def _normal(name: str) -> str:
 
 
 def load_model(name_or_path: str | Path) -> ModelShape:
-    """The model of that name, or the one that a Hugging Face `config.json` describes.
+    """The shape of the model of that name, Hugging Face directory, config.json or GGUF file.
 
     Names are matched without organisation, case, punctuation and suffixes such as -Instruct.
 
     Raises: SettingsError that lists the known names, or names the file and its missing keys.
     """
-    text = str(name_or_path)
-    for path in sorted(DATA_DIR.glob("*.json")):
-        if _normal(path.stem) == _normal(text):
-            return _read(path, path.stem)
+    found = read_config(name_or_path)
+    source = str(found.keys.get("_source", f"read from {found.file}"))
+    return ModelShape(name=found.name, source=source, **shape_fields(found.keys, found.file))
+
+
+@dataclass(frozen=True)
+class ModelConfigFile:
+    """keys: of a Hugging Face config.json; name: of the model; file: what to call it in errors.
+
+    path: where the keys were read; preset: whether it is a data file of this project, without weights.
+    """
+
+    keys: dict[str, Any]
+    name: str
+    file: str
+    path: Path
+    preset: bool
+
+
+def read_config(name_or_path: str | Path) -> ModelConfigFile:
+    """The config of the model of that name, Hugging Face directory, config.json or GGUF file.
+
+    Of a GGUF file only the header is read. Raises: SettingsError as load_model does.
+    """
     path = Path(name_or_path)
     if path.is_dir():
-        path = path / "config.json"
+        return _read_directory(path)
+    if path.suffix.lower() == ".gguf":
+        return _read_gguf(path)
+    text = str(name_or_path)
+    preset = find_preset(text)
+    if preset is not None:
+        return ModelConfigFile(_read_json(preset), preset.stem, preset.name, preset, True)
     if path.is_file():
-        return _read(path, path.parent.name if path.name == "config.json" else path.stem)
+        name = path.absolute().parent.name if path.name == "config.json" else path.stem
+        return ModelConfigFile(_read_json(path), name or "model", path.name, path, False)
     if path.suffix == ".json":
-        raise SettingsError(
-            f"the model file {path.name} does not exist. Give the path of a Hugging Face config.json, or one of: {', '.join(known_models())}."
-        )
-    raise SettingsError(
-        f"the model {text!r} is not known. Give the path of its Hugging Face config.json, or one of: "
+        raise SettingsError(f"the model file {path.name} does not exist. {_choices()}")
+    if len(path.parts) > 2 or path.is_absolute():  # organisation/model is a name
+        raise SettingsError(f"the model directory {path.name} does not exist. {_choices()}")
+    raise SettingsError(f"the model {text!r} is not known. {_choices()}")
+
+
+def find_preset(name: str) -> Path | None:
+    """The data file of the known model that people may mean by `name`."""
+    wanted = _normal(name)
+    wanted = _ALIASES.get(wanted, wanted)
+    return next((p for p in sorted(DATA_DIR.glob("*.json")) if _normal(p.stem) == wanted), None)
+
+
+_ALIASES = {"smollm2": "smollm2135m"}
+
+
+def _choices() -> str:
+    return (
+        "Give the path of a Hugging Face model directory, its config.json or a GGUF file, or one of: "
         f"{', '.join(known_models())}."
     )
 
 
-def _read(path: Path, name: str) -> ModelShape:
+def _read_directory(path: Path) -> ModelConfigFile:
+    file = path / "config.json"
+    if file.is_file():
+        return ModelConfigFile(
+            _read_json(file), path.absolute().name, "config.json", file, False
+        )
+    ggufs = sorted(path.glob("*.gguf"))
+    if ggufs:
+        remedy = f"Give the GGUF file itself, for example {ggufs[0].name}."
+    else:
+        remedy = "Give a Hugging Face model directory, with config.json, weights and tokenizer."
+    raise SettingsError(f"the directory {path.name} holds no config.json. {remedy}")
+
+
+def _read_gguf(path: Path) -> ModelConfigFile:
+    from engine.gguf_config import gguf_config
+    from engine.gguf_header import read_gguf_header
+
+    if not path.exists():
+        raise SettingsError(f"the model file {path.name} does not exist. Check the path.")
+    keys = gguf_config(read_gguf_header(path))
+    return ModelConfigFile(keys, path.stem, path.name, path, False)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as e:
@@ -314,6 +382,4 @@ def _read(path: Path, name: str) -> ModelShape:
         raise SettingsError(
             f"{path.name}: the file holds no JSON object. Give a Hugging Face config.json."
         )
-    fields = shape_fields(config, path.name)
-    source = str(config.get("_source", f"read from {path.name}"))
-    return ModelShape(name=name or "model", source=source, **fields)
+    return config
