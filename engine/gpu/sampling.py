@@ -94,39 +94,35 @@ def sample(
         return scores.argmax(dim=-1)
     assert seeds is not None, "a draw needs seed words"
     scores = scores / sampling.temperature
-    smallest = _smallest_kept(scores, sampling)
-    scores = scores - exponential_noise(seeds, scores.shape[1]).log_()
-    if smallest is not None:
-        scores.masked_fill_(smallest[1] < smallest[0], -math.inf)
-    return scores.argmax(dim=-1)
+    bound = smallest_kept(scores, sampling)
+    race = scores - exponential_noise(hash_words(seeds, scores.shape[1])).log_()
+    if bound is not None:
+        race.masked_fill_(scores < bound, -math.inf)
+    return race.argmax(dim=-1)
 
 
-def _smallest_kept(
-    scores: torch.Tensor, sampling: Sampling
-) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """(M, 1): the smallest score that top_k and top_p leave, with the scores; None: all are left.
+def smallest_kept(scores: torch.Tensor, sampling: Sampling) -> torch.Tensor | None:
+    """(M, 1): the smallest of scores (M, V) that top_k and top_p leave; None: they leave all.
 
-    A bound, not a set: tokens that tie with the last one kept are kept too, whatever their ids.
+    A bound, not a set of ids: what ties with the last token kept is kept too, so that no order
+    among equals decides. top_p takes the k largest for all there is.
     """
     k = sampling.top_k if 0 < sampling.top_k < scores.shape[1] else 0
     if k == 0 and sampling.top_p >= 1.0:
         return None
-    if k > 0:
-        best = scores.topk(k, dim=-1, sorted=True).values
-    else:
-        best = scores.sort(dim=-1, descending=True).values
+    best = scores.topk(k, dim=-1).values if k else scores.sort(dim=-1, descending=True).values
     if sampling.top_p >= 1.0:
-        return best[:, -1:], scores
+        return best[:, -1:]
     share = best.softmax(dim=-1)
     before = share.cumsum(dim=-1) - share  # what the more probable ones have together
     kept = (before < sampling.top_p).sum(dim=-1, keepdim=True).clamp_(min=1)
-    return best.gather(1, kept - 1), scores
+    return best.gather(1, kept - 1)
 
 
-def exponential_noise(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
-    """Exponential noise (M, vocab) float32, above 0 and finite, of rows with seeds (M, 2) int32."""
-    # 31 bits: a small number becomes an exact float, and small noise is what wins a race.
-    uniform = (hash_words(seeds, vocab) & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
+def exponential_noise(words: torch.Tensor) -> torch.Tensor:
+    """Exponential noise of mean 1, float32, above 0 and finite, one for each of `words` (int32)."""
+    # 31 bits: a small number becomes an exact float, and it is small noise that wins a race.
+    uniform = (words & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
     return uniform.clamp_(max=_LARGEST_BELOW_ONE).neg_().log1p_().neg_()
 
 

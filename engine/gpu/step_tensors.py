@@ -160,7 +160,7 @@ class BlockTable:
 class StepTensors:
     """The two tables and the step buffers.
 
-    tokens (S * L + 1,) int32: known tokens, row after row, and one cell that padding reads.
+    tokens (S * L + 1,) int32: known tokens, row after row, and one cell that is no row's.
     check: hold each step against the laws, and the tables against the scheduler's (slow).
     """
 
@@ -181,6 +181,7 @@ class StepTensors:
         self._pinned = device.type == "cuda"
         cells = num_slots * self.row_tokens + 1
         self.tokens = torch.zeros(cells, dtype=torch.int32, device=device)
+        self._padding_cell = cells - 1
         self.table = BlockTable(num_slots, table_width, device)
         most_tokens = max(token_budget, max_num_seqs)
         # The blocks that a step adds are bounded by its tokens, but for rows that enter with their
@@ -295,14 +296,18 @@ class StepTensors:
         host.positions[:n] = positions
         host.positions[n:] = 0
         host.token_index[:n] = rows * self.row_tokens + positions
-        host.token_index[n:] = self.tokens.numel() - 1
+        host.token_index[n:] = self._padding_cell
         block, offset = np.divmod(positions, self.block_size)
         mapping = step.table[rows, block].astype(np.int64)
         mapping *= self.block_size
         mapping += offset
         host.slot_mapping[:n] = mapping
         host.slot_mapping[n:] = _NOWHERE
-        after = step.slot * self.row_tokens + step.start + step.tokens
+        end = step.start + step.tokens
+        # The token after a full row is nobody's input: it goes into the cell of the padding.
+        after = np.where(
+            end < self.row_tokens, step.slot * self.row_tokens + end, self._padding_cell
+        )
         host.logit_rows[:] = ends[step.samples] - 1
         host.write_index[:] = after[step.samples]
         return query_lens, seq_lens
@@ -342,7 +347,7 @@ class StepTensors:
                 f"tokens {step.tokens.tolist()}"
             )
         ends = step.start + step.tokens
-        room = np.minimum(step.num_blocks * self.block_size, self.row_tokens - step.samples)
+        room = step.num_blocks * self.block_size
         if (ends > room).any():
             at = int(np.argmax(ends > room))
             raise InvariantError(
