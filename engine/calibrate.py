@@ -1,0 +1,334 @@
+"""Recordings of a real run to a device file: python -m engine calibrate RECORDING... --out device.json.
+
+It puts the parts together: samples of the recordings, the fit of steps and of copies, and the way
+back to the numbers of a DeviceSpec, so that any model can be simulated on the calibrated device. What
+could not be fitted keeps the base device's value and is named. No torch here: recordings suffice.
+
+Source: the project's reference on recompute and swap, section 2.4; docs/calibration.md retells it.
+"""
+
+from __future__ import annotations
+
+import datetime
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from engine.calibrate_copies import FLOOR_COPIES, WANTED_COPIES, CopyFit, fit_copies
+from engine.calibrate_errors import (
+    Errors,
+    Fold,
+    cross_validate,
+    errors_by_kind,
+    resample,
+)
+from engine.calibrate_fit import Coefficients, StepFit, fit_steps
+from engine.calibrate_samples import Source, read_source
+from engine.calibrate_work import WANTED, Features, make_features
+from engine.devices import NUMBER_NAMES, DeviceSpec, load_device
+from traces.errors import SettingsError
+
+MAX_FITTED_STEPS = (
+    6_000  # more are thinned evenly: the fit gains nothing and the search slows down
+)
+BOOTSTRAPS = 100
+# Unknown of the step model -> number of the device.
+NAMES = {
+    "step": "step_overhead_s",
+    "layer": "layer_overhead_s",
+    "decode_layer": "attention_overhead_s",
+    "prefill_layer": "prefill_overhead_s",
+    "linear": "linear_efficiency",
+    "ratio": "weight_read_efficiency",
+    "knee": "knee",
+    "context": "decode_attention_efficiency",
+    "pairs": "prefill_attention_efficiency",
+    "io": "prefill_io_efficiency",
+}
+_OF_FLOPS = ("linear_efficiency", "prefill_attention_efficiency")
+_OF_MEMORY = (
+    "weight_read_efficiency",
+    "decode_attention_efficiency",
+    "prefill_io_efficiency",
+)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """A fitted device and everything that says how good the fit is.
+
+    fitted: number -> (value, low, high), a 95 % bootstrap interval where there is one; kept: number ->
+    why it is the base device's; errors: kind of step -> errors on the steps fitted; folds, cut_by:
+    cross-validation and what a fold is; warnings: sentences.
+    """
+
+    device: DeviceSpec
+    base: DeviceSpec
+    sources: tuple[Source, ...]
+    steps: StepFit
+    copies: CopyFit
+    fitted: Mapping[str, tuple[float, float | None, float | None]]
+    kept: Mapping[str, str]
+    errors: Mapping[str, Errors]
+    folds: tuple[Fold, ...]
+    cut_by: str
+    warnings: tuple[str, ...]
+    created: str
+
+    def document(self) -> dict[str, Any]:
+        """The device file: what `load_device` reads, and under "calibration" what it rests on."""
+        from engine.calibrate_report import document
+
+        return document(self)
+
+    def lines(self) -> list[str]:
+        """Sentences for the terminal."""
+        from engine.calibrate_report import lines
+
+        return lines(self)
+
+    def write(self, path: str | Path) -> Path:
+        """Write the device file, under a temporary name first; an older device file is replaced.
+
+        Raises: SettingsError for a directory, a file that is no device file, or no room to write.
+        """
+        from engine.calibrate_report import to_json
+
+        path = Path(path)
+        check_out(path)
+        partial = path.with_name(path.name + ".tmp")
+        try:
+            partial.write_text(to_json(self.document()), encoding="utf-8")
+            os.replace(partial, path)
+        except OSError as error:
+            raise SettingsError(
+                f"{path.name}: cannot write there ({error.strerror}). Give another --out."
+            ) from None
+        return path
+
+
+def check_out(path: str | Path) -> None:
+    """Raise SettingsError unless a device file may be written there (before the work is done)."""
+    path = Path(path)
+    if path.is_dir():
+        raise SettingsError(
+            f"{path.name}: this is a directory. Give --out the name of a file, such as device.json."
+        )
+    if not path.exists():
+        return
+    try:
+        load_device(path)
+    except SettingsError:
+        raise SettingsError(
+            f"{path.name}: a file of that name exists and is no device file; it is left as it is. Give another --out."
+        ) from None
+
+
+def calibrate(
+    recordings: Sequence[str | Path],
+    *,
+    base_device: str | Path | None = None,
+    name: str | None = None,
+    allow_modelled: bool = False,
+    bootstraps: int = BOOTSTRAPS,
+    seed: int = 0,
+) -> Calibration:
+    """Fit a device to recordings (contract 1.2, clock "measured").
+
+    base_device: preset or device file that the rest is taken from, by default the one the recordings
+    name; name: of the new device; allow_modelled: take simulated recordings too, for tests.
+
+    Raises: RecordingError for a recording that cannot be used, SettingsError for too few samples or
+    workloads that leave an unknown undetermined; both say what to record.
+    """
+    if not recordings:
+        raise SettingsError("no recording was given. Name at least one folder or zip.")
+    sources = tuple(read_source(p, allow_modelled=allow_modelled) for p in recordings)
+    return calibrate_sources(
+        sources, _base(sources, base_device), name=name, bootstraps=bootstraps, seed=seed
+    )
+
+
+def calibrate_sources(
+    sources: Sequence[Source],
+    base: DeviceSpec,
+    *,
+    name: str | None = None,
+    bootstraps: int = BOOTSTRAPS,
+    seed: int = 0,
+) -> Calibration:
+    """The same for samples that are read already. Raises SettingsError."""
+    _check_distinct(sources)
+    f, fit, copies, values = _fit(sources, base)
+    device = _device(base, values, name or f"{base.name}-calibrated")
+    draws = [_of_steps(c, fit, base) for c in resample(f, base, fit, bootstraps, seed)]
+    kept = {NAMES[n]: why for n, why in fit.kept.items()} | dict(copies.kept)
+    rest = [n for n in NUMBER_NAMES if n not in values and n not in kept]
+    kept |= dict.fromkeys(rest, "not in the step or copy model of these recordings")
+    folds, cut_by = cross_validate(
+        sources, lambda some: _device(base, _fit(some, base)[3], "fold")
+    )
+    return Calibration(
+        device=device,
+        base=base,
+        sources=tuple(sources),
+        steps=fit,
+        copies=copies,
+        fitted={n: (float(getattr(device, n)), *_interval(device, base, draws, n)) for n in values},
+        kept=kept,
+        errors=errors_by_kind(device, sources),
+        folds=tuple(folds),
+        cut_by=cut_by,
+        warnings=tuple(_warnings(sources, fit, copies)),
+        created=datetime.date.today().isoformat(),
+    )  # fmt: skip
+
+
+def _base(sources: Sequence[Source], asked: str | Path | None) -> DeviceSpec:
+    """The base device: the one asked for, else the one that all recordings ran on. Raises SettingsError."""
+    machines = sorted({s.machine for s in sources})
+    if len(machines) > 1:
+        raise SettingsError(
+            f"the recordings are from different devices ({', '.join(m or 'unknown' for m in machines)}). Calibrate each device by itself."
+        )
+    if asked is not None:
+        return load_device(asked)
+    try:
+        return load_device(machines[0])
+    except SettingsError:
+        raise SettingsError(
+            f"the device of the recordings ({machines[0] or 'not named'}) is no preset. Give --base-device, the nearest preset "
+            "or a device file: what the recordings cannot tell is taken from it."
+        ) from None
+
+
+def _check_distinct(sources: Sequence[Source]) -> None:
+    seen: dict[str, str] = {}
+    for s in sources:
+        if s.digest in seen:
+            raise SettingsError(
+                f"{s.label} holds the same steps as {seen[s.digest]}. Give each recording once."
+            )
+        seen[s.digest] = s.label
+
+
+def _fit(
+    sources: Sequence[Source], base: DeviceSpec
+) -> tuple[Features, StepFit, CopyFit, dict[str, float]]:
+    """Features of the steps used, both fits, and the device numbers that came of them."""
+    thin = max(1, -(-sum(len(s.steps) for s in sources) // MAX_FITTED_STEPS))
+    parts = [(s.setup, s.steps.take(_thinned(s.steps.kind, thin))) for s in sources]
+    known = all(not np.isnan(steps.compute_s).any() for _, steps in parts)
+    f = make_features(parts, base)
+    fit = fit_steps(f, base, host_known=known)
+    copies = fit_copies([(s.setup, s.copies) for s in sources], base)
+    return f, fit, copies, _of_steps(fit.coefficients, fit, base) | dict(copies.values)
+
+
+def _thinned(kind: np.ndarray, every: int) -> np.ndarray:
+    """Every n-th step of each kind, of kinds that have many."""
+    keep = np.ones(len(kind), bool)
+    for k in np.unique(kind):
+        rows = np.flatnonzero(kind == k)
+        if len(rows) > 4 * WANTED["decode"]:
+            keep[rows] = np.arange(len(rows)) % every == 0
+    return keep
+
+
+def _of_steps(c: Coefficients, fit: StepFit, base: DeviceSpec) -> dict[str, float]:
+    """Device numbers from coefficients, peaks as they are: efficiencies above 1 are left to `_device`."""
+    values = {
+        "step_overhead_s": c.step,
+        "layer_overhead_s": c.layer,
+        "attention_overhead_s": c.decode_layer,
+        "prefill_overhead_s": c.prefill_layer,
+        "linear_efficiency": 1 / c.linear,
+        "weight_read_efficiency": 1 / (c.linear * c.ratio),
+        "knee": c.knee,
+        "decode_attention_efficiency": 1 / c.context,
+        "prefill_attention_efficiency": 1 / c.pairs,
+    }
+    return {n: v for n, v in values.items() if not any(NAMES[k] == n for k in fit.kept)}
+
+
+def _device(base: DeviceSpec, values: Mapping[str, float], name: str) -> DeviceSpec:
+    """The base with these numbers; a peak that turned out too low is raised, rates kept."""
+    device = replace(base, name=name, **dict(values))  # type: ignore[arg-type]
+    for peaks, shares in (
+        (("peak_flops", "peak_fp8_flops"), _OF_FLOPS),
+        (("memory_bytes_per_s",), _OF_MEMORY),
+    ):
+        over = max(1.0, *(getattr(device, n) for n in shares))
+        if over > 1.0:
+            changed = {n: getattr(device, n) * over for n in peaks}
+            changed |= {n: min(1.0, getattr(device, n) / over) for n in shares}
+            device = replace(device, **changed)
+    return device
+
+
+def _interval(
+    device: DeviceSpec, base: DeviceSpec, draws: Sequence[Mapping[str, float]], name: str
+) -> tuple[float | None, float | None]:
+    """95 % interval of a fitted number over the resampled fits, at the device's own peaks."""
+    found = [d[name] for d in draws if name in d]
+    if len(found) < 20:
+        return None, None
+    scale = 1.0
+    if name in _OF_FLOPS:
+        scale = base.peak_flops / device.peak_flops
+    elif name in _OF_MEMORY:
+        scale = base.memory_bytes_per_s / device.memory_bytes_per_s
+    low, high = np.quantile(found, (0.025, 0.975)) * scale
+    return float(low), float(high)
+
+
+def _warnings(sources: Sequence[Source], fit: StepFit, copies: CopyFit) -> list[str]:
+    """What a reader of the result should know before using it."""
+    said = []
+    few = [f"{fit.counts[n]:,} {n} (about {w})" for n, w in WANTED.items() if fit.counts[n] < w]
+    if few:
+        said.append(
+            f"fewer steps than wanted: {', '.join(few)}. The intervals say what that costs; record longer runs."
+        )
+    few = [f"{n:,} {way}" for way, n in copies.counts.items() if way in ("in", "out") and n < WANTED_COPIES]  # fmt: skip
+    if few:
+        said.append(
+            f"fewer copies than wanted: {', '.join(few)} (about {WANTED_COPIES} each way, at least {FLOOR_COPIES}). "
+            "Record runs with --preemption swap and a small pool."
+        )
+    if len({s.workload for s in sources}) == 1:
+        said.append(
+            "one workload only: it is cross-validated by blocks of time, which share its lengths and batches, so that errors on other workloads may be larger."
+        )
+    if any(s.setup.model.num_window_layers for s in sources):
+        said.append(
+            "sliding-window layers: recordings hold no windowed contexts, the requests of a step were taken as equally long."
+        )
+    return said + _bounds(fit) + list(copies.notes)
+
+
+def _bounds(fit: StepFit) -> list[str]:
+    """Sentences on unknowns that are not separable, or that ended at the edge of what is searched."""
+    from engine.calibrate_fit import KNEES, MAX_OVER_PEAK, RATIOS
+
+    said, c = [], fit.coefficients
+    if fit.merged:
+        said.append(
+            f"{', '.join(NAMES[n] for n in fit.merged)} were not separable: their sum is measured and split in the base device's ratio."
+        )
+    for name in ("linear", "context", "pairs"):
+        if name not in fit.kept and getattr(c, name) <= 1.001 / MAX_OVER_PEAK:
+            said.append(
+                f"{NAMES[name]}: too cheap in these steps to be seen; it was set to {MAX_OVER_PEAK:g} times the base device's peak, the most that is fitted."
+            )
+    for name, (low, high) in (("knee", KNEES), ("ratio", RATIOS)):
+        value = getattr(c, name)
+        if name not in fit.kept and not low * 1.01 < value < high * 0.99:
+            said.append(
+                f"{NAMES[name]}: the fit ended at the edge of what is searched, so that it says little."
+            )
+    return said

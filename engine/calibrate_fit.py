@@ -1,0 +1,285 @@
+"""From clean steps to the numbers of the step model.
+
+Everything is a least-squares fit of relative errors with no coefficient below 0 (each row divided by
+its time, then `scipy.optimize.nnls`). For a given ratio of weight read to arithmetic and a given knee
+the whole step model is linear, so the fit is a search along each of these two around a linear solve.
+It takes columns and gives `Coefficients`: overheads, and reciprocals of efficiencies. It knows no
+files and nothing of copies.
+
+Source: the project's reference on recompute and swap, section 2.2 (model) and 2.4 (procedure);
+docs/decisions/2026-11-29-calibration.md says where and why this departs from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+from scipy.optimize import nnls
+
+from engine.calibrate_samples import DECODE, PREFILL
+from engine.calibrate_stages import (
+    FLOOR,
+    MAX_CONDITION,
+    check_stage,
+    condition_number,
+    outliers,
+)
+from engine.calibrate_work import WANTED, Coefficients, Features, base_coefficients, predict
+from engine.devices import DeviceSpec
+from traces.errors import SettingsError
+
+# No rate is fitted above this many times the base device's peak: a column too cheap to be seen.
+MAX_OVER_PEAK = 4.0
+KNEES, RATIOS = (1.0, 8.0), (1 / 50, 50.0)
+
+
+@dataclass(frozen=True)
+class StepFit:
+    """Coefficients with what they rest on.
+
+    kept: unknown -> why it stayed at the base's value; merged: unknowns that only their sum is known
+    of; counts: samples a stage; condition: design -> condition number; outlier: which of the given
+    steps were dropped; host_known: device time was recorded, so that host time is apart.
+    """
+
+    coefficients: Coefficients
+    kept: Mapping[str, str]
+    merged: tuple[str, ...]
+    counts: Mapping[str, int]
+    condition: Mapping[str, float]
+    outlier: np.ndarray
+    host_known: bool
+
+
+def _objective(f: Features, c: Coefficients, step: float) -> float:
+    error = (predict(f, c) + step) / f.seconds - 1
+    return float(np.sum(f.weight * error**2))
+
+
+def bounded_nnls(columns: np.ndarray, target: np.ndarray, least: np.ndarray) -> np.ndarray:
+    """Least squares with every coefficient at or above `least`."""
+    both = np.column_stack((columns, target - columns @ least))
+    small = np.asarray(np.linalg.qr(both, mode="r"))
+    return least + nnls(small[:, :-1], small[:, -1])[0]
+
+
+def _golden(
+    f: Callable[[float], float], low: float, high: float, grid: int, num_steps: int = 8
+) -> float:
+    """Where f is least between low and high, both positive: a grid in the logarithm, then golden section."""
+    x = np.linspace(np.log(low), np.log(high), grid)
+    best = int(np.argmin([f(float(np.exp(v))) for v in x]))
+    a, b = x[max(0, best - 1)], x[min(grid - 1, best + 1)]
+    shrink = (np.sqrt(5) - 1) / 2
+    c, d = b - shrink * (b - a), a + shrink * (b - a)
+    fc, fd = f(float(np.exp(c))), f(float(np.exp(d)))
+    for _ in range(num_steps):
+        if fc <= fd:
+            b, d, fd = d, c, fc
+            c = b - shrink * (b - a)
+            fc = f(float(np.exp(c)))
+        else:
+            a, c, fc = c, d, fd
+            d = a + shrink * (b - a)
+            fd = f(float(np.exp(d)))
+    return float(np.exp((a + b) / 2))
+
+
+class Solver:
+    """The fit of one set of steps: which unknowns are free, and the linear solve for the rest."""
+
+    def __init__(self, f: Features, base: DeviceSpec, host_known: bool) -> None:
+        self.f, self.start, self.host_known = f, base_coefficients(base), host_known
+        self.kept: dict[str, str] = {
+            "io": "it cannot be told from the linear layers' arithmetic"
+        }
+        self.counts: dict[str, int] = {}
+        self.condition: dict[str, float] = {}
+        self._count(self.start)
+        self.groups: tuple[tuple[str, ...], ...] = ()
+        self._choose_groups()
+
+    def _count(self, at: Coefficients) -> None:
+        """Count the samples of each stage and keep at the base what has too few. Raises SettingsError."""
+        f = self.f
+        crossing = at.ratio * f.crossing
+        large = (f.kind == PREFILL) & (f.tokens >= 4 * crossing)
+        decode = f.kind == DECODE
+        near = (f.tokens >= crossing / 4) & (f.tokens <= 4 * crossing)
+        self.counts = {
+            "decode": int(decode.sum()),
+            "prefill": int(large.sum()),
+            "near the knee": int(near.sum()),
+        }
+        self.free = {"linear", "pairs", "context", "ratio", "knee"}
+        for stage, names in (("decode", ("context", "ratio")), ("prefill", ("linear", "pairs")), ("near the knee", ("knee",))):  # fmt: skip
+            if self.counts[stage] < FLOOR[stage]:
+                for name in names:
+                    self.free.discard(name)
+                    self.kept[name] = f"only {self.counts[stage]:,} steps of its kind ({stage}), at least {FLOOR[stage]} are needed"  # fmt: skip
+        if not self.free & {"linear", "ratio"}:
+            raise SettingsError(
+                f"the recordings hold {self.counts['decode']:,} clean decode steps and {self.counts['prefill']:,} prefill steps "
+                f"of {4 * float(np.median(crossing)) if len(f) else 0:,.0f} tokens or more; at least {FLOOR['decode']} of one of them are needed "
+                f"(about {WANTED['decode']} and {WANTED['prefill']} are wanted). Record longer runs."
+            )
+        if "context" in self.free:
+            self.condition["decode"] = check_stage(f.take(decode), self.start, "decode")
+        if "pairs" in self.free:
+            self.condition["prefill"] = check_stage(f.take(large), self.start, "prefill")
+
+    def _choose_groups(self) -> None:
+        """Join overheads that these steps cannot tell apart, until the whole design is sound."""
+        step = () if self.host_known else ("step",)
+        overheads = ("layer", "decode_layer", "prefill_layer")
+        options: list[tuple[tuple[str, ...], ...]] = [tuple((n,) for n in step + overheads)]
+        if step:
+            options.append((("step", "layer"), ("decode_layer",), ("prefill_layer",)))
+        options += [
+            ((*step, "layer", "decode_layer"), ("prefill_layer",)),
+            ((*step, *overheads),),
+        ]
+        for option in options:
+            groups = tuple(g for g in option if any(self._has(n) for n in g))
+            self.groups = groups
+            columns, _, _ = self._design(self.start, *self._branches(self.start))
+            condition = condition_number(columns)[0]
+            if condition <= MAX_CONDITION:
+                break
+        self.condition["all steps"] = condition
+        fitted = {n for g in self.groups for n in g}
+        self.kept |= {n: "no such steps" for n in overheads if n not in fitted}
+        if condition > MAX_CONDITION:
+            raise SettingsError(
+                f"the steps of all recordings together leave the step model undetermined (condition number {condition:.3g}, "
+                f"at most {MAX_CONDITION:g}). Add a recording with other batch sizes, prompt lengths and mixed steps."
+            )
+
+    def _has(self, name: str) -> bool:
+        column = {"decode_layer": self.f.decode_layers, "prefill_layer": self.f.prefill_layers}
+        return name not in column or bool(column[name].any())
+
+    @property
+    def merged(self) -> tuple[str, ...]:
+        """Overheads of which only the sum is known."""
+        return next((g for g in self.groups if len(g) > 1), ())
+
+    def _branches(self, c: Coefficients) -> tuple[np.ndarray, np.ndarray]:
+        """Steps whose decode attention is bound by arithmetic, and whose chunks by looking back."""
+        f = self.f
+        return (
+            c.pairs * f.ctx_flops > c.context * f.ctx_read,
+            c.context * f.look_read > c.pairs * f.pair,
+        )
+
+    def _design(
+        self, c: Coefficients, by_flops: np.ndarray, by_look: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, list[tuple[str, ...]]]:
+        """Columns of the free unknowns and what is left for them to explain, by relative weight."""
+        f = self.f
+        high = np.maximum(f.flops, c.ratio * f.read)
+        low = np.minimum(f.flops, c.ratio * f.read)
+        soft = high * (1 + (low / high) ** c.knee) ** (1 / c.knee)
+        work = {
+            "step": np.ones(len(f)),
+            "layer": f.layers,
+            "decode_layer": f.decode_layers,
+            "prefill_layer": f.prefill_layers,
+            "linear": soft + np.maximum(f.head_flops, c.ratio * f.head_read),
+            "context": np.where(by_flops, 0.0, f.ctx_read)
+            + np.where(by_look, f.look_read, 0.0),
+            "pairs": np.where(by_flops, f.ctx_flops, 0.0) + np.where(by_look, 0.0, f.pair),
+            "io": f.io,
+        }
+        free = [
+            (n,) for n in ("linear", "context", "pairs") if n in self.free and work[n].any()
+        ]
+        grouped = {n for g in self.groups for n in g}
+        left = f.seconds.copy()
+        for name, column in work.items():
+            known = name == "step" and self.host_known
+            if (name,) not in free and name not in grouped and not known:
+                left -= getattr(self.start, name) * column
+        names = list(self.groups) + free
+        scale = {n: getattr(self.start, n) or 1e-6 for n in grouped}
+        columns = np.column_stack([sum(scale.get(n, 1.0) * work[n] for n in g) for g in names])
+        by = np.sqrt(f.weight) / f.seconds
+        return columns * by[:, None], left * by, names
+
+    def solve(self, ratio: float, knee: float) -> tuple[Coefficients, float]:
+        """Best coefficients for a ratio and a knee, and their weighted squared relative error."""
+        at = replace(self.start, ratio=ratio, knee=knee)
+        best: tuple[Coefficients, float] | None = None
+        for _ in range(4):
+            branches = self._branches(at)
+            columns, left, names = self._design(at, *branches)
+            least = np.array([1 / MAX_OVER_PEAK if n[0] in ("linear", "context", "pairs") else 0.0 for n in names])  # fmt: skip
+            x = bounded_nnls(columns, left, least)
+            found = {
+                n: float(v) * ((getattr(self.start, n) or 1e-6) if g in self.groups else 1.0)
+                for g, v in zip(names, x, strict=True)
+                for n in g
+            }
+            at = replace(at, **found)
+            if (
+                "ratio" not in self.free
+            ):  # weight reads stay the base's, whatever arithmetic does
+                at = replace(at, ratio=self.start.linear * self.start.ratio / at.linear)
+            error = _objective(self.f, at, 0.0 if self.host_known else at.step)
+            if best is None or error < best[1]:
+                best = at, error
+            same = zip(branches, self._branches(at), strict=True)
+            if "ratio" in self.free and all((a == b).all() for a, b in same):
+                break
+        assert best is not None
+        return best
+
+    def search(self, around: Coefficients | None = None) -> Coefficients:
+        """Best coefficients. around: look near these only, a factor 2 each way (resampled steps).
+
+        The knee is the outer search and the ratio the inner one: a higher ratio and a softer knee
+        trade against each other, and one after the other they would creep along that valley.
+        """
+        at = around or self.start
+
+        def best_ratio(knee: float) -> float:
+            if "ratio" not in self.free:
+                return at.ratio
+            low, high = RATIOS if around is None else (at.ratio / 2, at.ratio * 2)
+            return _golden(
+                lambda r: self.solve(r, knee)[1], low, high, 9 if around is None else 5
+            )
+
+        knee = at.knee
+        if "knee" in self.free:
+            low, high = KNEES if around is None else (max(KNEES[0], knee / 2), min(KNEES[1], knee * 2))  # fmt: skip
+            knee = _golden(lambda k: self.solve(best_ratio(k), k)[1], low, high, 5)
+        return self._with_host(self.solve(best_ratio(knee), knee)[0])
+
+    def _with_host(self, c: Coefficients) -> Coefficients:
+        if not self.host_known:
+            return c
+        f = self.f
+        by = f.weight / (f.seconds + f.host_s) ** 2
+        return replace(c, step=max(0.0, float(np.sum(by * f.host_s) / np.sum(by))))
+
+
+def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
+    """Fit the step model to these steps; outliers are dropped twice on the way.
+
+    Raises: SettingsError with the counts needed where there are too few steps, or with the workload
+    that is missing where unknowns cannot be told apart.
+    """
+    keep = np.ones(len(f), bool)
+    solver = Solver(f, base, host_known)
+    c = solver.search()
+    for _ in range(2):
+        ratio = f.seconds / (predict(f, c) + (0.0 if host_known else c.step))
+        keep = ~outliers(ratio, f.kind, f.source)
+        solver = Solver(f.take(keep), base, host_known)
+        c = solver.search()
+    return StepFit(
+        c, solver.kept, solver.merged, solver.counts, solver.condition, ~keep, host_known
+    )
