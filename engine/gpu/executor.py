@@ -11,6 +11,7 @@ Legend: R requests of a step, T their tokens, M those that get a next token.
 from __future__ import annotations
 
 import time
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,15 @@ import numpy as np
 import torch
 
 from engine.gpu.attention import AttentionBackend
-from engine.gpu.batch import AttentionBatch, StepInputs
+from engine.gpu.batch import StepInputs
+from engine.gpu.forward import PaddedForward, PagedForward
+from engine.gpu.graphs import (
+    Capturer,
+    CudaCapturer,
+    DecodeGraphs,
+    bucket_sizes,
+    capture_or_warn,
+)
 from engine.gpu.kv_cache import KVCache
 from engine.gpu.model import CausalLM
 from engine.gpu.sampling import Sampling, row_seeds, sample
@@ -54,38 +63,14 @@ class Ticket:
     ended: Any = None
 
 
-class PagedAttention:
-    """The `attend` of model.CausalLM.forward: writes a layer's K and V, attends over the blocks."""
-
-    def __init__(self, model: CausalLM, kv: KVCache, backend: AttentionBackend) -> None:
-        self._layers = [
-            (*kv.layer(layer), window) for layer, window in enumerate(model.config.windows)
-        ]
-        self._backend = backend
-        self._scale = model.scale
-        self.batch: AttentionBatch | None = None
-
-    def begin(self, batch: AttentionBatch) -> None:
-        """Take the batch that the next forward belongs to."""
-        self.batch = batch
-        self._backend.prepare(batch)
-
-    def __call__(
-        self, layer: int, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor
-    ) -> torch.Tensor:
-        key_cache, value_cache, window = self._layers[layer]
-        batch = self.batch
-        assert batch is not None
-        self._backend.write(key_cache, value_cache, key, value, batch.slot_mapping)
-        return self._backend.attend(query, key_cache, value_cache, batch, self._scale, window)
-
-
 class Executor:
     """One model on one device with one KV cache.
 
     num_slots, table_width: rows of the scheduler's block table, and their width in blocks;
     max_num_seqs, token_budget: most requests and tokens of a step; max_model_len: most tokens of a
-    request. check: hold every step against the laws, and look for NaN in the logits (slow).
+    request. cuda_graphs: decode steps run under graphs where device and backend allow, which are
+    captured here and take memory (graph_bytes, for each of graph_sizes); check: hold every step
+    against the laws, and look for NaN in the logits (slow); capturer: who makes graphs, None: CUDA.
     """
 
     def __init__(
@@ -102,13 +87,13 @@ class Executor:
         sampling: Sampling,
         cuda_graphs: bool = True,
         check: bool = False,
+        capturer: Capturer | None = None,
     ) -> None:
         self.device = torch.device(kv.device)
         self.sampling = sampling
         self._model = model
         self._check = check
         self._on_cuda = self.device.type == "cuda"
-        self._attention = PagedAttention(model, kv, backend)
         self._tensors = StepTensors(
             num_slots=num_slots,
             table_width=table_width,
@@ -118,8 +103,39 @@ class Executor:
             device=self.device,
             check=check,
         )
+        self._forward = PagedForward(model, kv, backend, self._tensors)
         self._keys = np.zeros(num_slots, np.uint64)
         self._in_flight: list[Ticket] = []
+        self._graphs: DecodeGraphs | None = None
+        if cuda_graphs and capturer is None and self._on_cuda:
+            capturer = _cuda_capturer(backend, self.device)
+        if cuda_graphs and capturer is not None:
+            longest = min(max_model_len, (kv.num_blocks - 1) * kv.block_size)
+            self._capture(model, kv, backend, max_num_seqs, longest, capturer)
+
+    @torch.inference_mode()
+    def _capture(
+        self,
+        model: CausalLM,
+        kv: KVCache,
+        backend: AttentionBackend,
+        max_num_seqs: int,
+        longest: int,
+        capturer: Capturer,
+    ) -> None:
+        sizes = bucket_sizes(max_num_seqs)
+        self._padded = PaddedForward(model, kv, backend, self._tensors, sizes, longest)
+        self._graphs = capture_or_warn(self._padded, sizes, capturer)
+
+    @property
+    def graph_sizes(self) -> tuple[int, ...]:
+        """Numbers of requests for which a graph was captured; empty: every step runs without."""
+        return self._graphs.sizes if self._graphs is not None else ()
+
+    @property
+    def graph_bytes(self) -> int:
+        """Device memory that the graphs took."""
+        return self._graphs.memory_bytes if self._graphs is not None else 0
 
     def load_tokens(self, slot: int, tokens: np.ndarray, key: int | None = None) -> None:
         """Take the known tokens of a request that has entered row `slot` (admitted or come back).
@@ -141,13 +157,18 @@ class Executor:
                 f"{MAX_IN_FLIGHT} steps are in flight: wait() for the older one before the next"
             )
         began = self._mark()
-        packed = self._tensors.pack(step, self._seeds(step))
+        size = self._graph_size(step)
+        packed = self._tensors.pack(step, self._seeds(step), padded=size)
         started_s = time.perf_counter()
-        hidden = self._forward(packed, self._tensors.batch(packed))
-        ids = self._next_tokens(packed, hidden)
-        host_ids = self._to_host(ids)
+        if self._graphs is not None and size is not None:
+            self._graphs.replay(size)
+            hidden = self._padded.hidden
+        else:
+            hidden = self._forward.eager(packed)
+        host_ids = self._to_host(self._next_tokens(packed, hidden))
         compute_s = time.perf_counter() - started_s
-        ticket = Ticket(host_ids, compute_s, None, began, self._mark())
+        num_padded = None if size is None else size - len(step.slot)
+        ticket = Ticket(host_ids, compute_s, num_padded, began, self._mark())
         self._in_flight.append(ticket)
         return ticket
 
@@ -169,12 +190,11 @@ class Executor:
         ends = (step.start + step.tokens)[rows]
         return row_seeds(self.sampling.seed, self._keys[step.slot[rows]], ends)
 
-    def _forward(self, packed: PackedStep, batch: AttentionBatch) -> torch.Tensor:
-        """Hidden states (T, hidden) of a packed step; writes its K and V."""
-        parts = packed.parts
-        self._attention.begin(batch)
-        token_ids = self._tensors.tokens.index_select(0, parts.token_index).long()
-        return self._model.forward(token_ids, parts.positions, self._attention)
+    def _graph_size(self, step: StepInputs) -> int | None:
+        """The size of the graph that this step runs under; None: it runs without."""
+        if self._graphs is None or not (step.tokens == 1).all():
+            return None
+        return self._graphs.size_for(len(step.slot))
 
     def _next_tokens(self, packed: PackedStep, hidden: torch.Tensor) -> torch.Tensor:
         """Sample (M,) next tokens and put them into the token table."""
@@ -202,6 +222,17 @@ class Executor:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _cuda_capturer(backend: AttentionBackend, device: torch.device) -> Capturer | None:
+    if backend.graph_safe:
+        return CudaCapturer(device)
+    warnings.warn(
+        f"decode runs without CUDA graphs, which is slower for small models: attention backend "
+        f"{backend.name} cannot be captured. Use --attention triton_paged for graphs.",
+        stacklevel=3,
+    )
+    return None
 
 
 def profile_step(

@@ -261,6 +261,13 @@ class StepTensors:
             self._check_table(step)
         return PackedStep(num + padding, num_decode + padding, device, query_lens, seq_lens)
 
+    def pack_padding(self, num_requests: int) -> PackedStep:
+        """A step of nothing but padding, of that size."""
+        none = np.empty(0, np.int64)
+        table = np.zeros((1, 1), np.int32)
+        step = StepInputs(none, none, none, none, none.astype(bool), none, none, table)
+        return self.pack(step, padded=num_requests)
+
     def _fill(
         self, host: Parts, step: StepInputs, order: np.ndarray | None
     ) -> tuple[np.ndarray, np.ndarray]:
