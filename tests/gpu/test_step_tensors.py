@@ -79,12 +79,14 @@ def test_samples_of_chunks_that_change_places_find_their_own_last_token():
 
 def test_padding_is_a_token_that_goes_nowhere_and_sees_nothing():
     table = tensors()
+    table.pack(MIXED)  # which leaves numbers all over the buffer
     packed = table.pack(step((11, 0, 6, 1, True, 0, 2)), padded=3)
     parts = packed.parts
 
     assert (packed.num_requests, packed.num_decode) == (3, 3)
     assert parts.slot_mapping.tolist() == [38, -1, -1]
     assert parts.seq_lens.tolist() == [7, 0, 0]
+    assert parts.slots.tolist() == [0, 0, 0]
     assert parts.query_start.tolist() == [0, 1, 2, 3]
     assert parts.positions.tolist() == [6, 0, 0]
     assert parts.token_index.tolist() == [6, 64, 64]  # 64: the cell after 4 rows of 16
