@@ -313,7 +313,7 @@ def _warnings(sources: Sequence[Source], fit: StepFit, copies: CopyFit) -> list[
 
 def _bounds(fit: StepFit) -> list[str]:
     """Sentences on unknowns that are not separable, or that ended at the edge of what is searched."""
-    from engine.calibrate_fit import KNEES, MAX_OVER_PEAK, RATIOS
+    from engine.calibrate_fit import LIMITS, MAX_OVER_PEAK
 
     said, c = [], fit.coefficients
     if fit.merged:
@@ -325,7 +325,7 @@ def _bounds(fit: StepFit) -> list[str]:
             said.append(
                 f"{NAMES[name]}: too cheap in these steps to be seen; it was set to {MAX_OVER_PEAK:g} times the base device's peak, the most that is fitted."
             )
-    for name, (low, high) in (("knee", KNEES), ("ratio", RATIOS)):
+    for name, (low, high) in LIMITS.items():
         value = getattr(c, name)
         if name not in fit.kept and not low * 1.01 < value < high * 0.99:
             said.append(

@@ -23,7 +23,7 @@ from traces.errors import SettingsError
 
 TIME_BLOCKS = 5
 _RUN = 20  # neighbouring steps that are resampled together
-_MAX_RESAMPLED = 1_500
+_MAX_RESAMPLED = 1_000
 
 
 @dataclass(frozen=True)

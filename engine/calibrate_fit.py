@@ -12,11 +12,11 @@ docs/decisions/2026-11-29-calibration.md says where and why this departs from it
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
-from scipy.optimize import nnls
+from scipy.optimize import minimize, nnls
 
 from engine.calibrate_samples import DECODE, PREFILL
 from engine.calibrate_stages import (
@@ -32,7 +32,9 @@ from traces.errors import SettingsError
 
 # No rate is fitted above this many times the base device's peak: a column too cheap to be seen.
 MAX_OVER_PEAK = 4.0
-KNEES, RATIOS = (1.0, 8.0), (1 / 50, 50.0)
+LIMITS = {"ratio": (1 / 50, 50.0), "knee": (1.0, 8.0)}  # between which they are searched
+_RATES = ("linear", "context", "pairs")
+_SMALL_S = 1e-6  # stands for an overhead that is 0 on the base device
 
 
 @dataclass(frozen=True)
@@ -61,30 +63,10 @@ def _objective(f: Features, c: Coefficients, step: float) -> float:
 def bounded_nnls(columns: np.ndarray, target: np.ndarray, least: np.ndarray) -> np.ndarray:
     """Least squares with every coefficient at or above `least`."""
     both = np.column_stack((columns, target - columns @ least))
-    small = np.asarray(np.linalg.qr(both, mode="r"))
-    return least + nnls(small[:, :-1], small[:, -1])[0]
-
-
-def _golden(
-    f: Callable[[float], float], low: float, high: float, grid: int, num_steps: int = 8
-) -> float:
-    """Where f is least between low and high, both positive: a grid in the logarithm, then golden section."""
-    x = np.linspace(np.log(low), np.log(high), grid)
-    best = int(np.argmin([f(float(np.exp(v))) for v in x]))
-    a, b = x[max(0, best - 1)], x[min(grid - 1, best + 1)]
-    shrink = (np.sqrt(5) - 1) / 2
-    c, d = b - shrink * (b - a), a + shrink * (b - a)
-    fc, fd = f(float(np.exp(c))), f(float(np.exp(d)))
-    for _ in range(num_steps):
-        if fc <= fd:
-            b, d, fd = d, c, fc
-            c = b - shrink * (b - a)
-            fc = f(float(np.exp(c)))
-        else:
-            a, c, fc = c, d, fd
-            d = a + shrink * (b - a)
-            fd = f(float(np.exp(d)))
-    return float(np.exp((a + b) / 2))
+    length = np.linalg.norm(both, axis=0)
+    length[length == 0] = 1.0
+    small = np.asarray(np.linalg.qr(both / length, mode="r"))
+    return least + nnls(small[:, :-1], small[:, -1])[0] * length[-1] / length[:-1]
 
 
 class Solver:
@@ -142,8 +124,8 @@ class Solver:
             ((*step, *overheads),),
         ]
         for option in options:
-            groups = tuple(g for g in option if any(self._has(n) for n in g))
-            self.groups = groups
+            there = (tuple(n for n in g if self._has(n)) for g in option)
+            self.groups = tuple(g for g in there if g)
             columns, _, _ = self._design(self.start, *self._branches(self.start))
             condition = condition_number(columns)[0]
             if condition <= MAX_CONDITION:
@@ -203,8 +185,9 @@ class Solver:
             if (name,) not in free and name not in grouped and not known:
                 left -= getattr(self.start, name) * column
         names = list(self.groups) + free
-        scale = {n: getattr(self.start, n) or 1e-6 for n in grouped}
-        columns = np.column_stack([sum(scale.get(n, 1.0) * work[n] for n in g) for g in names])
+        columns = np.column_stack(
+            [sum((self._scale(n) if n in grouped else 1.0) * work[n] for n in g) for g in names]
+        )
         by = np.sqrt(f.weight) / f.seconds
         return columns * by[:, None], left * by, names
 
@@ -215,10 +198,10 @@ class Solver:
         for _ in range(4):
             branches = self._branches(at)
             columns, left, names = self._design(at, *branches)
-            least = np.array([1 / MAX_OVER_PEAK if n[0] in ("linear", "context", "pairs") else 0.0 for n in names])  # fmt: skip
+            least = np.array([1 / MAX_OVER_PEAK if n[0] in _RATES else 0.0 for n in names])
             x = bounded_nnls(columns, left, least)
             found = {
-                n: float(v) * ((getattr(self.start, n) or 1e-6) if g in self.groups else 1.0)
+                n: float(v) * (self._scale(n) if g in self.groups else 1.0)
                 for g, v in zip(names, x, strict=True)
                 for n in g
             }
@@ -227,36 +210,56 @@ class Solver:
                 "ratio" not in self.free
             ):  # weight reads stay the base's, whatever arithmetic does
                 at = replace(at, ratio=self.start.linear * self.start.ratio / at.linear)
+            same = zip(branches, self._branches(at), strict=True)
+            if "ratio" in self.free and all(np.array_equal(a, b) for a, b in same):
+                return at, float(np.sum((columns @ x - left) ** 2))
             error = _objective(self.f, at, 0.0 if self.host_known else at.step)
             if best is None or error < best[1]:
                 best = at, error
-            same = zip(branches, self._branches(at), strict=True)
-            if "ratio" in self.free and all((a == b).all() for a, b in same):
-                break
         assert best is not None
         return best
 
+    def _scale(self, name: str) -> float:
+        """Base value of an overhead, by which overheads that are joined share their sum."""
+        return float(getattr(self.start, name)) or _SMALL_S
+
     def search(self, around: Coefficients | None = None) -> Coefficients:
-        """Best coefficients. around: look near these only, a factor 2 each way (resampled steps).
+        """Best coefficients: a grid over ratio and knee, then a simplex from its best point.
 
-        The knee is the outer search and the ratio the inner one: a higher ratio and a softer knee
-        trade against each other, and one after the other they would creep along that valley.
+        around: start there, without a grid and with half the precision (for resampled steps).
         """
+        free = [n for n in ("ratio", "knee") if n in self.free]
         at = around or self.start
+        if not free:
+            return self._with_host(self.solve(at.ratio, at.knee)[0])
+        bounds = [tuple(np.log(LIMITS[n])) for n in free]
 
-        def best_ratio(knee: float) -> float:
-            if "ratio" not in self.free:
-                return at.ratio
-            low, high = RATIOS if around is None else (at.ratio / 2, at.ratio * 2)
-            return _golden(
-                lambda r: self.solve(r, knee)[1], low, high, 9 if around is None else 5
-            )
+        def error(logs: np.ndarray) -> float:
+            here = dict(zip(free, np.exp(logs).tolist(), strict=True))
+            return self.solve(here.get("ratio", at.ratio), here.get("knee", at.knee))[1]
 
-        knee = at.knee
-        if "knee" in self.free:
-            low, high = KNEES if around is None else (max(KNEES[0], knee / 2), min(KNEES[1], knee * 2))  # fmt: skip
-            knee = _golden(lambda k: self.solve(best_ratio(k), k)[1], low, high, 5)
-        return self._with_host(self.solve(best_ratio(knee), knee)[0])
+        if around is None:
+            axes = [np.linspace(b[0], b[1], n) for b, n in zip(bounds, (13, 5), strict=False)]
+            points = np.stack(np.meshgrid(*axes, indexing="ij"), -1).reshape(-1, len(free))
+            start = points[int(np.argmin([error(p) for p in points]))]
+        else:
+            start = np.log([getattr(around, n) for n in free])
+        reach, sharp, most = (0.3, 1e-3, 120) if around is None else (0.1, 5e-3, 40)
+        corners = np.vstack([start, start + reach * np.eye(len(free))])
+        inside = np.clip(corners, *np.array(bounds).T)
+        inside[1:] -= (
+            (inside[1:] == inside[0]).all(1, keepdims=True) * reach * np.eye(len(free))
+        )
+        found = minimize(
+            error,
+            start,
+            method="Nelder-Mead",
+            bounds=bounds,
+            options={"initial_simplex": inside, "xatol": sharp, "fatol": 1e-9, "maxfev": most},
+        )
+        here = dict(zip(free, np.exp(found.x).tolist(), strict=True))
+        c = self.solve(here.get("ratio", at.ratio), here.get("knee", at.knee))[0]
+        return self._with_host(c)
 
     def _with_host(self, c: Coefficients) -> Coefficients:
         if not self.host_known:

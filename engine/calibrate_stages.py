@@ -89,7 +89,7 @@ def outliers(ratio: np.ndarray, kind: np.ndarray, source: np.ndarray) -> np.ndar
         for i in np.unique(source[mine]):
             rows = np.flatnonzero(mine & (source == i))
             deviation[rows] = ratio[rows] - median_filter(
-                ratio[rows], size=min(_NEIGHBOURS, len(rows)), mode="nearest"
+                ratio[rows], size=min(_NEIGHBOURS, len(rows)), mode="mirror"
             )
         if mine.any():
             mad = 1.4826 * float(np.median(np.abs(deviation[mine])))
