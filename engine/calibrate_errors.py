@@ -153,5 +153,5 @@ def resample(
             solver = Solver(kept.take(which), base, fit.host_known)
         except SettingsError:
             continue
-        found.append(solver.search(around=fit.coefficients))
+        found.append(solver.search(around=fit.coefficients, quick=True))
     return found
