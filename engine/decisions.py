@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from engine.core.state import State
 from engine.simulator import simulate_by_step
 from traces.errors import SettingsError
 from traces.workload import Workload
+
+if TYPE_CHECKING:
+    from engine.recorded_times import RecordedTimes
 
 _FIRST = b'{"step":'  # how every line of a log begins
 
@@ -117,6 +120,8 @@ def write_decisions(
     decisions: str | Path,
     *,
     overwrite: bool = False,
+    blocks: bool = False,
+    times: RecordedTimes | None = None,
 ) -> str:
     """Run, record, and write one line a step to `decisions`; returns the run's status.
 
@@ -125,9 +130,10 @@ def write_decisions(
     _refuse_to_replace(Path(decisions), overwrite)
     try:
         with Path(decisions).open("w", encoding="utf-8") as handle:
-            return _write_all(
-                handle, simulate_by_step(workload, settings, out_dir, overwrite=overwrite)
+            phases = simulate_by_step(
+                workload, settings, out_dir, overwrite=overwrite, blocks=blocks, times=times
             )
+            return _write_all(handle, phases)
     except OSError as error:
         raise SettingsError(
             f"{decisions}: cannot write the decisions ({error.strerror}). Give another file."

@@ -23,6 +23,27 @@ from traces.recording_files import metadata_bytes, write_closed, write_part
 
 PART_ROWS = 32_768
 _ENDED = np.dtype([("request", "i8"), ("row", REQUEST)])
+# A step row with what an executor knows of the work in it; -1 or NaN: not known.
+WORK = (
+    ("num_decode", "i4"),
+    ("decode_ctx_tokens", "i8"),
+    ("num_chunks", "i4"),
+    ("chunk_tokens", "i4"),
+    ("prefill_qk", "f8"),
+    ("num_logit_rows", "i4"),
+    ("num_padded", "i4"),
+    ("compute_s", "f8"),
+)
+WORK_ROW = np.dtype([(name, STEP_ROW[name]) for name in STEP_ROW.names or ()] + list(WORK))
+SPAN = np.dtype(
+    [
+        ("block", "i4"),
+        ("request", "i4"),
+        ("place", "i4"),
+        ("first_step", "i8"),
+        ("last_step", "i8"),
+    ]
+)
 _STATUS = {
     Status.FINISHED: "finished",
     Status.ABORTED: "aborted",
@@ -138,8 +159,9 @@ class Recorder:
     """Writes steps, events and requests of one run into `directory`.
 
     request_ids, priorities: of each row of the core's request table; prefixes: their prefix_ids and
-    prefix_tokens, as Arrow lists, None where no request has any; metadata: what made the run (schema_version is added). Use `add` while the run goes on, then `close`; without `close` the
-    recording opens as incomplete.
+    prefix_tokens, as Arrow lists, None where no request has any; metadata: what made the run
+    (schema_version is added); work: steps come as WORK_ROW; spans: block ownership is recorded too.
+    Use `add` while the run goes on, then `close`; without `close` the recording opens as incomplete.
     """
 
     def __init__(
@@ -151,6 +173,9 @@ class Recorder:
         block_size: int,
         pool_blocks: int,
         prefixes: tuple[pa.Array, pa.Array] | None = None,
+        *,
+        work: bool = False,
+        spans: bool = False,
     ) -> None:
         meta = metadata_bytes({"schema_version": schema.SCHEMA_VERSION, **metadata})
         self.directory = directory
@@ -161,32 +186,55 @@ class Recorder:
         self._known_tokens = np.zeros(0, np.int64)
         self._arrival_step = np.full(len(self._priorities), NONE, np.int64)
         self._prefixes = prefixes
-        self._steps = _TableWriter(directory, schema.STEPS, meta, _steps_table, STEP_ROW)
+        row = WORK_ROW if work else STEP_ROW
+        self._steps = _TableWriter(directory, schema.STEPS, meta, _steps_table, row)
         self._events = _TableWriter(
             directory, schema.EVENTS, meta, self._events_table, EVENT_ROW
         )
         self._requests = _TableWriter(
             directory, schema.REQUESTS, meta, self._requests_table, _ENDED
         )
+        self._spans = (
+            _TableWriter(directory, schema.BLOCKS, meta, self._spans_table, SPAN)
+            if spans
+            else None
+        )
 
     @property
-    def _writers(self) -> tuple[_TableWriter, _TableWriter, _TableWriter]:
-        return self._steps, self._events, self._requests
+    def _writers(self) -> tuple[_TableWriter, ...]:
+        always = (self._steps, self._events, self._requests)
+        return always if self._spans is None else (*always, self._spans)
 
-    def add(self, steps: np.ndarray, events: np.ndarray, requests: np.ndarray) -> None:
-        """Rows of a chunk of steps: STEP_ROW, EVENT_ROW, and the core's request table.
+    def add(self, steps: np.ndarray, events: np.ndarray, requests: np.ndarray) -> bool:
+        """Rows of a chunk of steps: STEP_ROW or WORK_ROW, EVENT_ROW, and the core's request table.
 
         Requests that ended in the chunk are recorded from the table. Whenever a part of steps is
-        written the other tables follow, so that what a killed run leaves belongs together.
+        written the other tables follow, so that what a killed run leaves belongs together. Returns
+        whether that happened.
         """
         self._known_tokens = requests["num_tokens"]
         arrived = events[events["kind"] == Kind.ARRIVE]
         self._arrival_step[arrived["request"]] = arrived["step"]
         self._events.add(events)
         self.add_requests(events["request"][events["kind"] >= Kind.FINISH], requests)
-        if self._steps.add(steps):
-            self._events.flush()
-            self._requests.flush()
+        written = self._steps.add(steps)
+        if written:
+            self._flush_rest()
+        return written
+
+    def add_spans(self, spans: np.ndarray) -> None:
+        """Intervals of block ownership that have ended (SPAN)."""
+        assert self._spans is not None
+        self._spans.add(spans)
+
+    def flush(self) -> None:
+        """Write what was collected, however little: what a killed run leaves ends here."""
+        self._steps.flush()
+        self._flush_rest()
+
+    def _flush_rest(self) -> None:
+        for writer in self._writers[1:]:
+            writer.flush()
 
     def add_requests(self, which: np.ndarray, requests: np.ndarray) -> None:
         """Rows `which` of the core's request table, as they are now."""
@@ -199,7 +247,7 @@ class Recorder:
         """Write the last parts and the closing mark."""
         for writer in self._writers:
             writer.close()
-        rows = {t.name: w.rows for t, w in zip(schema.TABLES[:3], self._writers, strict=True)}
+        rows = {t.name: w.rows for t, w in zip(schema.TABLES, self._writers, strict=False)}
         write_closed(self.directory, rows, status)
 
     def _events_table(self, rows: np.ndarray) -> pa.Table:
@@ -224,6 +272,16 @@ class Recorder:
             "reason": self._reasons(rows),
         }
         return pa.table({name: columns[name] for name in schema.EVENTS.names})
+
+    def _spans_table(self, rows: np.ndarray) -> pa.Table:
+        columns = {
+            "block_id": _arrow(rows["block"]),
+            "request_id": self._ids.take(rows["request"]),
+            "logical_index": _arrow(rows["place"]),
+            "first_step": _arrow(rows["first_step"]),
+            "last_step": _arrow(rows["last_step"]),
+        }
+        return pa.table({name: columns[name] for name in schema.BLOCKS.names})
 
     def _reasons(self, rows: np.ndarray) -> pa.Array:
         texts: list[str | None] = [None] * len(rows)
@@ -296,7 +354,18 @@ def _empty_lists(n: int, item: pa.DataType) -> pa.Array:
 
 
 def _steps_table(rows: np.ndarray) -> pa.Table:
-    return pa.table({name: _arrow(rows[name]) for name in schema.STEPS.names})
+    known = rows.dtype.names or ()
+    columns = {}
+    for column in schema.STEPS.columns:
+        if column.name not in known:
+            columns[column.name] = pa.nulls(len(rows), column.type)
+        elif not column.nullable:
+            columns[column.name] = _arrow(rows[column.name])
+        elif rows.dtype[column.name].kind == "f":
+            columns[column.name] = _nan_is_null(rows[column.name])
+        else:
+            columns[column.name] = _arrow(rows[column.name], rows[column.name] == NONE)
+    return pa.table(columns)
 
 
 def _arrow(values: np.ndarray, null: np.ndarray | None = None) -> pa.Array:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
@@ -24,14 +24,18 @@ from engine import VERSION
 from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, begin, finish, run_chunk
 from engine.core.state import State, make_state
+from engine.ownership import Ownership
 from engine.recorder import Recorder, prepare_directory
 from traces.errors import RecordingError, SettingsError
 from traces.workload import Workload
 
+if TYPE_CHECKING:
+    from engine.recorded_times import RecordedTimes
+
 CHUNK_STEPS = 8_000
 LONGEST_RUN_S = 1e10  # 300 years: beyond it, a number is wrong, not the load high
 BASELINE = "0.26.0"
-_STATUS = {
+END_STATUS = {
     Code.DONE: "completed",
     Code.STALLED: "stalled",
     Code.LIVELOCK: "livelock",
@@ -70,25 +74,28 @@ def simulate(
     progress: Callable[[Progress], None] | None = None,
     cancelled: Callable[[], bool] | None = None,
     overwrite: bool = False,
+    blocks: bool = False,
+    times: RecordedTimes | None = None,
 ) -> SimulationResult:
     """Run `workload` under `settings` and record every step and event in `out_dir`.
 
     progress and cancelled are called between chunks of steps. A cancelled run leaves a readable
-    recording of what it did.
+    recording of what it did. blocks: record who held which block, too (some ten times slower, as
+    every step is looked at). times: of a recording, for the clock `measured`.
 
-    Raises: SettingsError before anything is written.
+    Raises: SettingsError before anything is written; RecordingError where `times` are of another run.
     """
-    run = _Run(workload, settings, out_dir, overwrite)
+    run = _Run(workload, settings, out_dir, overwrite, blocks=blocks, times=times)
     started = time.perf_counter()
     code = Code.MORE
     status = None
     while status is None:
-        code = Code(run_chunk(run.state, run.resolved.rules, run.resolved.cost, CHUNK_STEPS))
+        code = run.chunk(CHUNK_STEPS)
         run.record()
         if progress is not None:
             progress(run.progress())
-        if code in _STATUS:
-            status = _STATUS[code]
+        if code in END_STATUS:
+            status = END_STATUS[code]
         elif cancelled is not None and cancelled():
             status = "cancelled"
     return run.close(status, time.perf_counter() - started)
@@ -100,6 +107,8 @@ def simulate_by_step(
     out_dir: str | Path,
     *,
     overwrite: bool = False,
+    blocks: bool = False,
+    times: RecordedTimes | None = None,
 ) -> Iterator[tuple[str, State, np.ndarray]]:
     """The same run, one phase at a time, for whoever wants to look at every decision.
 
@@ -107,11 +116,10 @@ def simulate_by_step(
     outputs, ("drained", ...) when an output came without a step; last (status, ...) when the run
     has ended and its recording is closed. The arrays of the state are valid until the next step.
     """
-    run = _Run(workload, settings, out_dir, overwrite)
-    rules, cost = run.resolved.rules, run.resolved.cost
+    run = _Run(workload, settings, out_dir, overwrite, blocks=blocks, times=times)
     started = time.perf_counter()
     while True:
-        code = Code(begin(run.state, rules, cost))
+        code = run.begin()
         if code == Code.FLUSH:
             run.record()
             continue
@@ -120,11 +128,11 @@ def simulate_by_step(
             continue
         if code == Code.MORE:
             yield "scheduled", run.state, run.ids
-            code = Code(finish(run.state, rules))
+            code = run.finish()
             yield "processed", run.state, run.ids
-        if code in _STATUS:
-            run.close(_STATUS[code], time.perf_counter() - started)
-            yield _STATUS[code], run.state, run.ids
+        if code in END_STATUS:
+            run.close(END_STATUS[code], time.perf_counter() - started)
+            yield END_STATUS[code], run.state, run.ids
             return
 
 
@@ -167,8 +175,21 @@ class _Run:
     """One run in progress: the state, its recorder, and the books of both."""
 
     def __init__(
-        self, workload: Workload, settings: EngineSettings, out_dir: str | Path, overwrite: bool
+        self,
+        workload: Workload,
+        settings: EngineSettings,
+        out_dir: str | Path,
+        overwrite: bool,
+        *,
+        blocks: bool = False,
+        times: RecordedTimes | None = None,
     ) -> None:
+        if (times is None) == (settings.clock == "measured"):
+            raise SettingsError(
+                "the clock measured takes its times from a recording: `python -m engine replay RECORDING --clock measured`. Use the modelled clock."
+            )
+        self.times = times
+        self.ownership = Ownership() if blocks else None
         self.resolved = resolve(settings, concurrency=workload.concurrency)
         columns = core_columns(workload, settings)
         self.state = make_state(columns, self.resolved.rules)
@@ -183,10 +204,41 @@ class _Run:
             columns["priority"],
             settings.block_size,
             self.resolved.pool_blocks,
-            _prefix_lists(workload),
+            prefix_lists(workload),
+            spans=blocks,
         )
         self.preemptions = 0
         self.steps = 0
+
+    def chunk(self, iterations: int) -> Code:
+        """Run up to so many iterations, or until a buffer is full or the run has ended."""
+        if self.ownership is None and self.times is None:
+            rules, cost = self.resolved.rules, self.resolved.cost
+            return Code(run_chunk(self.state, rules, cost, iterations))
+        for _ in range(iterations):
+            code = self.begin()
+            if code == Code.MORE:
+                code = self.finish()
+            if code not in (Code.MORE, Code.DRAINED):
+                return code
+        return Code.MORE
+
+    def begin(self) -> Code:
+        """One `begin`, with what is looked at and given around it."""
+        if self.times is not None:
+            self.times.before(self.state)
+        code = Code(begin(self.state, self.resolved.rules, self.resolved.cost))
+        if code == Code.MORE:
+            if self.ownership is not None:
+                spans = self.ownership.look(self.state, int(self.state.c[0].step))
+                self.recorder.add_spans(spans)
+            if self.times is not None:
+                self.times.decided(self.state, self.resolved.rules, self.ids)
+        return code
+
+    def finish(self) -> Code:
+        """One `finish`."""
+        return Code(finish(self.state, self.resolved.rules))
 
     def record(self) -> None:
         """Empty the core's row buffers into the recorder."""
@@ -200,7 +252,9 @@ class _Run:
         self.preemptions += int(steps["num_preempted"].sum())
         self.steps += len(steps)
         with _writing(self.recorder.directory):
-            self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
+            written = self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
+            if written and self.ownership is not None:
+                self.recorder.add_spans(self.ownership.cut())
         c.num_step_rows = c.num_event_rows = 0
 
     def progress(self) -> Progress:
@@ -217,6 +271,8 @@ class _Run:
         if unfinished:
             ended = np.isin(self.state.requests["status"][:-1], (6, 7, 8))
             self.recorder.add_requests(np.flatnonzero(~ended), self.state.requests)
+        if self.ownership is not None:
+            self.recorder.add_spans(self.ownership.cut())
         with _writing(self.recorder.directory):
             self.recorder.close(status)
         return SimulationResult(
@@ -231,7 +287,7 @@ class _Run:
         )
 
 
-def _prefix_lists(workload: Workload) -> tuple[pa.Array, pa.Array] | None:
+def prefix_lists(workload: Workload) -> tuple[pa.Array, pa.Array] | None:
     """prefix_ids and prefix_tokens of each request, or None where none has any."""
     lists = workload.table.select("prefix_ids", "prefix_tokens")
     if not lists["prefix_ids"].list.len().sum():

@@ -26,8 +26,8 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-SCHEMA_VERSION = "1.1"
-READABLE_VERSIONS = ("1.0", "1.1")
+SCHEMA_VERSION = "1.2"
+READABLE_VERSIONS = ("1.0", "1.1", "1.2")
 METADATA_KEY = b"kv_replay"
 CLOSED_FILE = "closed.json"
 
@@ -204,6 +204,49 @@ STEPS = Table(
             "tokens",
             "tokens restored from the host cache for requests admitted or resumed in this step",
             since="1.1",
+        ),
+        _c(
+            "num_decode",
+            _I32,
+            "requests",
+            "requests with one query token in this step; null, as all that follow: not recorded",
+            True,
+            "1.2",
+        ),
+        _c(
+            "decode_ctx_tokens",
+            _I64,
+            "tokens",
+            "contexts of these requests summed, the step's own tokens included",
+            True,
+            "1.2",
+        ),
+        _c("num_chunks", _I32, "requests", "requests with more query tokens", True, "1.2"),
+        _c("chunk_tokens", _I32, "tokens", "query tokens of these requests", True, "1.2"),
+        _c(
+            "prefill_qk",
+            _F64,
+            "pairs",
+            "sum over these requests of n (s + n / 2): n query tokens behind s computed ones",
+            True,
+            "1.2",
+        ),
+        _c("num_logit_rows", _I32, "rows", "rows that went through the LM head", True, "1.2"),
+        _c(
+            "num_padded",
+            _I32,
+            "requests",
+            "size of the CUDA graph that ran the decode batch; null: none",
+            True,
+            "1.2",
+        ),
+        _c(
+            "compute_s",
+            _F64,
+            "s",
+            "of the duration, device time of the forward pass and sampling",
+            True,
+            "1.2",
         ),
     ),
 )

@@ -3,6 +3,8 @@
 Two clocks meet here. schedule() is called at `now_s`; the executor is busy until `gpu_free_s`.
 Synchronously, outputs are processed at the end of each step and the next schedule() comes then.
 Asynchronously, schedule() of step k+1 comes while step k runs, and k's outputs after it.
+On the clock `measured` an executor says afterwards how long a step took (`give`), before its outputs
+are processed; until then the step has the modelled duration.
 
 `begin` and `finish` are one iteration; the chunk below compiles them into a loop, and whoever wants
 to look at each step (the decision log, the torch engine) calls them one by one.
@@ -24,11 +26,8 @@ from engine.core.state import Clock, Kind, Reason, Status
 from engine.cost_model import step_time_s
 
 _ZERO = np.int64(0)
-_MODELLED, _STEP, _LINEAR = (
-    np.int64(Clock.MODELLED),
-    np.int64(Clock.STEP),
-    np.int64(Clock.LINEAR),
-)
+_MODELLED, _STEP = np.int64(Clock.MODELLED), np.int64(Clock.STEP)
+_LINEAR, _MEASURED = np.int64(Clock.LINEAR), np.int64(Clock.MEASURED)
 _WAITING, _REFUSED = np.int64(Status.WAITING), np.int64(Status.REFUSED)
 _K_ARRIVE, _K_REFUSE = np.int64(Kind.ARRIVE), np.int64(Kind.REFUSE)
 _K_SWAP_OUT, _K_SWAP_IN = np.int64(Kind.SWAP_OUT), np.int64(Kind.SWAP_IN)
@@ -76,6 +75,12 @@ def _room(s: Any, rules: Any) -> Any:
     return c.num_step_rows + 2 < len(s.step_rows) and c.num_event_rows + most < len(
         s.event_rows
     )
+
+
+@inlined
+def _in_turn(rules: Any) -> Any:
+    """Whether a step starts when the one before has ended, and takes seconds."""
+    return rules.clock == _MODELLED or rules.clock == _MEASURED
 
 
 @inlined
@@ -167,7 +172,7 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
     k = (c.oldest_in_flight + c.num_in_flight) % 2
     view = outputs.advance(s, rules, cost.window_tokens)
     row = s.flight_row[k]
-    start = c.now_s if rules.clock != _MODELLED else max(c.now_s, c.gpu_free_s)
+    start = max(c.now_s, c.gpu_free_s) if _in_turn(rules) else c.now_s
     if rules.offload:
         submit(s, rules, cost, start)
     row.t_start_s = start
@@ -195,6 +200,13 @@ def _execute(s: Any, rules: Any, cost: Any) -> None:
         compute = step_time_s(
             cost, view[0], view[1], view[2], view[3], view[4], view[5], view[6], view[7]
         )
+    if rules.clock == _MEASURED:
+        row.duration_s = compute
+        row.stall_s = 0.0
+        row.link_out_busy_s = 0.0
+        row.link_in_busy_s = 0.0
+        c.gpu_free_s = start + compute  # a guess, until the executor says
+        return
     stall = max(0.0, c.stall_until_s - start)
     if c.num_sched == 0 and stall == 0.0:
         stall = _until_copy(s, rules, start)
@@ -249,6 +261,53 @@ def _until_copy(s: Any, rules: Any, start: Any) -> Any:
 
 
 @kernel
+def give(s: Any, duration_s: Any, stall_s: Any) -> None:
+    """Say how long the oldest step in flight took, and how much of that it waited (clock `measured`)."""
+    c = s.c[0]
+    k = c.oldest_in_flight
+    row = s.flight_row[k]
+    row.duration_s = duration_s
+    row.stall_s = stall_s
+    c.gpu_free_s = row.t_start_s + duration_s
+    if c.num_in_flight < 2:
+        return
+    k = (k + 1) % 2
+    row = s.flight_row[k]
+    planned = row.t_start_s
+    row.t_start_s = max(c.now_s, c.gpu_free_s)
+    c.gpu_free_s = row.t_start_s + row.duration_s  # a guess
+    for i in range(row.num_scheduled):
+        q = s.requests[s.flight[k * len(s.seats) + i].req]
+        if q.first_scheduled_s == planned and q.num_preemptions == 0:
+            q.first_scheduled_s = row.t_start_s
+
+
+@inlined
+def _overlaps(s: Any, rules: Any) -> Any:
+    c = s.c[0]
+    busy = c.num_running + c.num_waiting + c.num_deferred + c.num_jobs > 0
+    return rules.async_scheduling and c.num_in_flight < 2 and (c.num_sched > 0 or busy)
+
+
+@kernel
+def overlaps(s: Any, rules: Any) -> Any:
+    """Whether the next step is scheduled while the newest runs: `finish` will process no outputs."""
+    return _overlaps(s, rules)
+
+
+@kernel
+def drains(s: Any) -> Any:
+    """Whether `begin` will process outputs first, as nothing is left but a step in flight."""
+    c = s.c[0]
+    return (
+        c.num_in_flight > 0
+        and _unfinished(s) == 0
+        and c.arrivals_now == 0
+        and c.num_aborted == 0
+    )
+
+
+@kernel
 def finish(s: Any, rules: Any) -> Any:
     """Process what is due, move the clock, and look for an engine that is stuck. Returns a Code."""
     c = s.c[0]
@@ -259,13 +318,8 @@ def finish(s: Any, rules: Any) -> Any:
     duration_s = row.duration_s
     fresh = row.prefill_tokens + row.decode_tokens
     c.num_finished = 0
-    keep_in_flight = (
-        rules.async_scheduling
-        and c.num_in_flight < 2
-        and (executed or c.num_running + c.num_waiting + c.num_deferred + c.num_jobs > 0)
-    )
     processed_end_s = start_s
-    if not keep_in_flight:
+    if not _overlaps(s, rules):
         oldest = s.flight_row[c.oldest_in_flight]
         processed_end_s = oldest.t_start_s + oldest.duration_s
         outputs.process(s, rules)
@@ -278,7 +332,7 @@ def finish(s: Any, rules: Any) -> Any:
     c.num_aborted = 0
     c.step += 1
     c.num_steps += 1
-    if rules.clock == _MODELLED:
+    if _in_turn(rules):
         c.now_s = max(c.now_s, processed_end_s)
     else:
         c.now_s += duration_s
@@ -296,7 +350,7 @@ def finish(s: Any, rules: Any) -> Any:
                 c.now_s = max(c.now_s, _next_arrival_s(s, rules))
             elif c.next_abort >= c.num_aborts:
                 return _STALLED
-            elif rules.clock == _MODELLED:
+            elif _in_turn(rules):
                 t = s.requests[s.requests[c.next_abort].abort_order].abort_s
                 c.now_s = max(c.now_s, t)
     if c.idle_steps >= rules.livelock_steps:

@@ -347,14 +347,24 @@ def end_on_host(s: Any, rules: Any, r: Any) -> None:
 
 
 @kernel
-def settle(s: Any, rules: Any, cost: Any) -> None:
-    """Let an idle engine's copies end, up to now: vLLM goes on stepping while any is under way."""
+def plan_idle(s: Any, rules: Any) -> None:
+    """Make the stores that `settle` will start, so that an executor can see them before."""
     c = s.c[0]
     c.num_sched = 0
     c.num_admitted = 0
     c.num_preempted = 0
-    c.stall_until_s = 0.0
     plan(s, rules)
+    c.idle_planned = 1
+
+
+@kernel
+def settle(s: Any, rules: Any, cost: Any) -> None:
+    """Let an idle engine's copies end, up to now: vLLM goes on stepping while any is under way."""
+    c = s.c[0]
+    if not c.idle_planned:
+        plan_idle(s, rules)
+    c.idle_planned = 0
+    c.stall_until_s = 0.0
     submit(s, rules, cost, c.gpu_free_s)
     submit(s, rules, cost, c.gpu_free_s)
     complete(s, rules, c.now_s)

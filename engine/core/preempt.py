@@ -44,7 +44,7 @@ _K_PREEMPT, _K_SWAP_OUT, _K_RESUME = (
     np.int64(Kind.RESUME),
 )
 _OUT, _IN = np.int64(0), np.int64(1)  # direction of a copy; typed, not literal
-_STEP_CLOCK = np.int64(Clock.STEP)
+_STEP_CLOCK, _MEASURED = np.int64(Clock.STEP), np.int64(Clock.MEASURED)
 
 
 @kernel
@@ -108,7 +108,10 @@ def _start_swap_out(s: Any, rules: Any, cost: Any, r: Any, num_blocks: Any) -> A
     c.link_out_free_s = start + duration
     c.host_free -= num_blocks
     q.host_blocks = num_blocks
+    # On the clock `measured` the executor says when an asynchronous copy has ended.
     q.ready_s = start + duration
+    if rules.clock == _MEASURED and rules.copy_async:
+        q.ready_s = np.inf
     q.swapped_bytes += num_blocks * rules.block_bytes
     i = events.note(s, _K_SWAP_OUT, r, start, num_blocks, q.num_computed, c.num_free)
     s.event_rows[i].bytes = num_blocks * rules.block_bytes

@@ -35,10 +35,10 @@ from engine.core.preempt import (
     release_copies,
     run_again,
 )
-from engine.core.state import Kind, Mode, Reason, Status, Victim
+from engine.core.state import Clock, Kind, Mode, Reason, Status, Victim
 
 _PRIORITY = np.int64(Victim.PRIORITY)
-_CHEAPEST = np.int64(Mode.CHEAPEST)
+_CHEAPEST, _MEASURED = np.int64(Mode.CHEAPEST), np.int64(Clock.MEASURED)
 _RUNNING, _LOADING, _REFUSED = (
     np.int64(Status.RUNNING),
     np.int64(Status.LOADING),
@@ -215,10 +215,12 @@ def _start_swap_in(s: Any, rules: Any, cost: Any, r: Any, free_before: Any) -> N
     duration = contended(start, c.link_out_free_s, alone, cost.contention_in)
     c.link_in_free_s = start + duration
     q.ready_s = start + duration
+    if rules.clock == _MEASURED and rules.copy_async:
+        q.ready_s = np.inf
     moved = q.host_blocks * rules.block_bytes
     q.swapped_bytes += moved
     if not rules.copy_async:
-        c.stall_until_s = max(c.stall_until_s, q.ready_s)
+        c.stall_until_s = max(c.stall_until_s, start + duration)
     i = events.note(s, _K_SWAP_IN, r, start, q.host_blocks, q.num_computed, free_before)
     s.event_rows[i].bytes = moved
     s.event_rows[i].cost_s = duration

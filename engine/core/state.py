@@ -89,6 +89,7 @@ class Clock(IntEnum):
     MODELLED = 0  # cost_model.step_time_s
     STEP = 1  # one tick; arrivals are step indices
     LINEAR = 2  # the parity harness's latency clock: tokens times constants
+    MEASURED = 3  # what the executor says it took (loop.give)
 
 
 class Reason(IntEnum):
@@ -323,6 +324,7 @@ COUNTERS = np.dtype(
             "num_deferred",
             "num_loading",  # of those, being restored
             "num_ended_now",
+            "idle_planned",  # 1: plan_idle was called for the pause that comes
             "sched_seq",  # steps with work handed out ...
             "processed_seq",  # ... and processed
             "fence_head",

@@ -1,0 +1,507 @@
+"""A workload and a model to a recording: puts model, KV cache, copies, scheduler and recorder together.
+
+It knows what belongs to a run and in which order it is made. The rounds themselves are loop.py's.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from engine.config import EngineSettings, Resolved, resolve
+from engine.core.loop import Code, run_chunk
+from engine.core.state import State, make_state
+from engine.gpu.attention import get_backend
+from engine.gpu.executor import Executor, profile_step
+from engine.gpu.kv_cache import HostPool, KVCache
+from engine.gpu.loop import Loop, LoopOptions
+from engine.gpu.memory_profile import CudaMemory, profile_memory, start_profile
+from engine.gpu.model import CausalLM
+from engine.gpu.prompts import read_prompts, with_prompts
+from engine.gpu.sampling import Sampling
+from engine.gpu.swap import Copier
+from engine.gpu.tokens import Tokens
+from engine.gpu.transfers import Transfers
+from engine.gpu.weights import load_model, resolve_device
+from engine.models import kv_bytes_per_block
+from engine.models import load_model as load_shape
+from engine.ownership import Ownership
+from engine.recorder import Recorder, prepare_directory
+from engine.simulator import END_STATUS, Progress, core_columns, prefix_lists, run_metadata
+from traces.errors import SettingsError
+from traces.workload import Workload
+
+if TYPE_CHECKING:
+    from engine.gpu.tokenizer import TextTokenizer
+
+_GRAPH_BYTES = 1 << 30  # kept for CUDA graphs when the pool is sized
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """What a run needs beyond EngineSettings.
+
+    torch_device: cpu or cuda; dtype: of weights and KV, auto: bfloat16 on CUDA, float32 on a CPU;
+    random_weights: a seed, for weights that are drawn instead of read; attention, kv_layout: see
+    attention/ and kv_cache.py; prompts: file of real text; outputs: file for the answers (JSON
+    lines); stop_at_eos: an answer may end before its length; blocks: record ownership. check, poison:
+    hold every step against the laws, and fill blocks that change hands with NaN (for tests).
+    """
+
+    torch_device: str = "cpu"
+    dtype: str = "auto"
+    random_weights: int | None = None
+    attention: str = "auto"
+    kv_layout: str = "block"
+    prompts: str | Path | None = None
+    outputs: str | Path | None = None
+    sampling: Sampling = field(default_factory=Sampling)
+    stop_at_eos: bool = False
+    blocks: bool = False
+    cuda_graphs: bool = True
+    check: bool = False
+    poison: bool = False
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run came to. status: completed, stopped, cancelled, stalled, livelock or max_steps.
+
+    duration_s: the run's clock at its end; wall_s: host time, preparation left out; recording_s: of
+    it, spent on recording; load_s: spent on weights, memory and compiling before.
+    """
+
+    path: Path
+    status: str
+    num_steps: int
+    num_requests: int
+    num_unfinished: int
+    num_preemptions: int
+    duration_s: float
+    wall_s: float
+    recording_s: float
+    load_s: float
+
+
+def pick_device(asked: str, threads: int | None = None) -> tuple[str, str]:
+    """The torch device to run on ("auto": cuda where there is one) and what the card is called.
+
+    threads: CPU threads for torch, None: its own choice. Raises: SettingsError.
+    """
+    if threads is not None:
+        if threads < 1:
+            raise SettingsError(f"--threads must be at least 1, not {threads}.")
+        torch.set_num_threads(threads)
+    if asked == "auto":
+        asked = "cuda" if torch.cuda.is_available() else "cpu"
+    return asked, _device_name(resolve_device(asked))
+
+
+def run(
+    workload: Workload,
+    settings: EngineSettings,
+    out_dir: str | Path,
+    options: RunOptions,
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+    overwrite: bool = False,
+    on_end: Callable[[str, np.ndarray], None] | None = None,
+) -> RunResult:
+    """Run `workload` through the model that settings.model names, and record it in out_dir.
+
+    settings.clock: measured, or modelled for the simulator's decisions with real tokens. on_end is
+    given each request's id and generated tokens when it ends. Ctrl-C, SIGTERM and an exception close
+    the recording before they go on.
+
+    Raises: SettingsError, WorkloadError before anything is written.
+    """
+    began = time.perf_counter()
+    setup = _prepare(workload, settings, options)
+    directory = prepare_directory(out_dir, overwrite=overwrite)
+    with _answers(options.outputs, setup, on_end) as answer:
+        loop = _make_loop(setup, directory, options, answer)
+        load_s = time.perf_counter() - began
+        status = "failed"
+        try:
+            with _terminating():
+                status = _drive(loop, setup, progress, cancelled)
+        except (KeyboardInterrupt, _Terminated):
+            status = "stopped"
+            raise
+        finally:
+            loop.close(status)
+            setup.close()
+    c = setup.state.c[0]
+    return RunResult(
+        directory,
+        status,
+        loop.steps,
+        len(setup.workload),
+        len(setup.workload) - int(c.num_ended),
+        loop.preemptions,
+        float(c.gpu_free_s),
+        loop.wall_s,
+        loop.recording_s,
+        load_s,
+    )
+
+
+# --- making what a run needs -----------------------------------------------------------------------
+
+
+@dataclass
+class _Setup:
+    """Everything of a run but its recorder."""
+
+    workload: Workload
+    resolved: Resolved
+    state: State
+    executor: Executor
+    transfers: Transfers
+    tokens: Tokens
+    tokenizer: TextTokenizer | None
+    kv: KVCache
+    host: HostPool | None
+    attention: str
+
+    @property
+    def ids(self) -> np.ndarray:
+        return self.workload.table["request_id"].to_numpy()
+
+    def close(self) -> None:
+        if self.host is not None:
+            self.host.close()
+
+
+def _prepare(workload: Workload, settings: EngineSettings, options: RunOptions) -> _Setup:
+    _check(settings)
+    device = resolve_device(options.torch_device)
+    on_cuda = device.type == "cuda"
+    sized = settings.num_gpu_blocks is not None or settings.kv_tokens is not None
+    if not on_cuda and not sized:
+        raise SettingsError(
+            "on a CPU the pool's size has to be given: --num-gpu-blocks N or --kv-tokens N."
+        )
+    memory = CudaMemory(device) if on_cuda else None
+    before = (
+        start_profile(memory, settings.gpu_memory_utilization) if memory and not sized else None
+    )
+    model = load_model(
+        settings.model,
+        dtype=options.dtype,
+        device=device,
+        random_seed=options.random_weights,
+    )
+    settings = _with_model(settings, model)
+    tokenizer, prompts = None, None
+    if options.prompts is not None or options.outputs is not None or options.stop_at_eos:
+        tokenizer = _tokenizer(settings.model, options)
+    if options.prompts is not None and tokenizer is not None:
+        longest = min(settings.max_model_len or model.config.max_model_len, 1 << 30)
+        texts = read_prompts(options.prompts, tokenizer)
+        workload, prompts = with_prompts(workload, texts, settings.block_size, longest)
+    if memory is not None and before is not None:
+        settings = _size_pool(settings, model, memory, before, options)
+    resolved = resolve(settings, concurrency=workload.concurrency)
+    state = make_state(core_columns(workload, settings), resolved.rules)
+    run_chunk(state, resolved.rules, resolved.cost, 0)  # compiled before the clock starts
+    return _build(workload, resolved, state, model, tokenizer, prompts, options)
+
+
+def _build(
+    workload: Workload,
+    resolved: Resolved,
+    state: State,
+    model: CausalLM,
+    tokenizer: TextTokenizer | None,
+    prompts: list[np.ndarray] | None,
+    options: RunOptions,
+) -> _Setup:
+    rules, settings = resolved.rules, resolved.settings
+    config = model.config
+    kv = KVCache(
+        rules.num_blocks,
+        config.num_layers,
+        rules.block_size,
+        config.num_kv_heads,
+        config.head_dim,
+        dtype=model.dtype,
+        device=model.device,
+        layout=options.kv_layout,
+    )
+    backend = get_backend(
+        options.attention,
+        kv,
+        config.num_heads,
+        windows=config.windows,
+        max_num_seqs=rules.max_num_seqs,
+        max_model_len=rules.max_model_len,
+    )
+    executor = Executor(
+        model,
+        kv,
+        backend,
+        num_slots=len(state.slots),
+        table_width=state.table.shape[1],
+        max_num_seqs=rules.max_num_seqs,
+        token_budget=rules.token_budget,
+        max_model_len=rules.max_model_len,
+        sampling=options.sampling,
+        cuda_graphs=options.cuda_graphs,
+        check=options.check,
+    )
+    host, copier = None, None
+    wanted = _host_blocks(resolved, state)
+    if wanted:
+        host = HostPool(kv, wanted)
+        asynchronous = bool(rules.copy_async or rules.offload)
+        copier = Copier(kv, host, path=settings.copy_path, asynchronous=asynchronous)
+    transfers = Transfers(state, rules, copier, 0 if rules.offload else wanted)
+    tokens = Tokens(state, config.vocab, settings.seed, prompts)
+    return _Setup(
+        workload,
+        resolved,
+        state,
+        executor,
+        transfers,
+        tokens,
+        tokenizer,
+        kv,
+        host,
+        backend.name,
+    )
+
+
+def _check(settings: EngineSettings) -> None:
+    if settings.clock not in ("measured", "modelled"):
+        raise SettingsError(
+            f"the torch engine has no clock {settings.clock}. Choose measured, or modelled for the simulator's decisions."
+        )
+    if settings.tensor_parallel_size != 1:
+        raise SettingsError(
+            "the torch engine runs on one device: leave --tp at 1 (simulate models more)."
+        )
+
+
+def _with_model(settings: EngineSettings, model: CausalLM) -> EngineSettings:
+    """Settings with the model's limits and with the types that weights and KV really have."""
+    dtype = str(model.dtype).removeprefix("torch.")
+    longest = model.config.max_model_len
+    asked = settings.max_model_len
+    if asked is not None and asked > longest:
+        warnings.warn(
+            f"max_model_len {asked:,} is more than the {longest:,} the model was made for: what it says beyond is noise",
+            stacklevel=3,
+        )
+    return settings.with_(
+        kv_cache_dtype=dtype, weight_dtype=dtype, max_model_len=asked or longest
+    )
+
+
+def _tokenizer(model: str, options: RunOptions) -> TextTokenizer | None:
+    """The model's tokenizer; None where only answers are written and there is none."""
+    from engine.gpu.tokenizer import load_tokenizer
+
+    try:
+        return load_tokenizer(model)
+    except SettingsError:
+        if options.prompts is not None or options.stop_at_eos:
+            raise
+        return None
+
+
+def _size_pool(
+    settings: EngineSettings,
+    model: CausalLM,
+    memory: CudaMemory,
+    before: Any,
+    options: RunOptions,
+) -> EngineSettings:
+    """num_gpu_blocks from what the device has left beside weights and one full step, as vLLM does."""
+    limits = resolve(settings.with_(num_gpu_blocks=2)).rules
+    shape = load_shape(settings.model)
+    profile = profile_memory(
+        memory,
+        before,
+        lambda: profile_step(
+            model,
+            num_tokens=limits.token_budget,
+            num_logit_rows=limits.max_num_seqs,
+            sampling=options.sampling,
+        ),
+        block_bytes=kv_bytes_per_block(shape, settings.block_size, settings.kv_cache_dtype),
+        gpu_memory_utilization=settings.gpu_memory_utilization,
+        max_num_batched_tokens=limits.token_budget,
+        reserve_bytes=_GRAPH_BYTES if options.cuda_graphs else 0,
+    )
+    return settings.with_(num_gpu_blocks=profile.num_blocks + 1)
+
+
+def _host_blocks(resolved: Resolved, state: State) -> int:
+    """Blocks that the host pool needs: at most what the requests can fill. Block 0 is never used (offload)."""
+    if not resolved.host_blocks:
+        return 0
+    if resolved.rules.offload:
+        return len(state.hosts)
+    q = state.requests.view(np.ndarray)[:-1]
+    most = -(-(q["prompt"] + q["max_tokens"]) // resolved.rules.block_size)
+    return int(min(resolved.host_blocks, most.sum()))
+
+
+# --- running ----------------------------------------------------------------------------------------
+
+
+def _make_loop(
+    setup: _Setup,
+    directory: Path,
+    options: RunOptions,
+    answer: Callable[[int, np.ndarray], None] | None,
+) -> Loop:
+    settings = setup.resolved.settings
+    stop: frozenset[int] = frozenset()
+    if options.stop_at_eos and setup.tokenizer is not None:
+        stop = frozenset(setup.tokenizer.eos_ids)
+    recorder = Recorder(
+        directory,
+        _metadata(setup, options),
+        setup.ids,
+        setup.workload.table["priority"].to_numpy(),
+        settings.block_size,
+        setup.resolved.pool_blocks,
+        prefix_lists(setup.workload),
+        work=True,
+        spans=options.blocks,
+    )
+    return Loop(
+        setup.state,
+        setup.resolved,
+        setup.executor,
+        setup.transfers,
+        setup.tokens,
+        recorder,
+        Ownership() if options.blocks else None,
+        LoopOptions(stop, setup.kv if options.poison else None),
+        answer,
+    )
+
+
+def _drive(
+    loop: Loop,
+    setup: _Setup,
+    progress: Callable[[Progress], None] | None,
+    cancelled: Callable[[], bool] | None,
+) -> str:
+    c, total = setup.state.c[0], max(1, len(setup.workload))
+    loop.start()
+    shown_s = 0.0
+    while True:
+        code = loop.step()
+        if code in END_STATUS:
+            return END_STATUS[code]
+        if code == Code.MORE and loop.now_s - shown_s > 0.1:
+            shown_s = loop.now_s
+            if progress is not None:
+                steps = loop.steps + int(c.num_step_rows)
+                progress(Progress(float(c.num_ended) / total, steps, float(c.gpu_free_s)))
+            if cancelled is not None and cancelled():
+                return "cancelled"
+
+
+class _Terminated(SystemExit):
+    """SIGTERM came."""
+
+
+@contextmanager
+def _terminating() -> Iterator[None]:
+    """Let SIGTERM end the run as Ctrl-C does, where signals can be had (the main thread)."""
+
+    def stop(*_: object) -> None:
+        raise _Terminated(143)
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+@contextmanager
+def _answers(
+    path: str | Path | None,
+    setup: _Setup,
+    on_end: Callable[[str, np.ndarray], None] | None,
+) -> Iterator[Callable[[int, np.ndarray], None] | None]:
+    """What takes a request's tokens when it ends: the outputs file, the caller, both or nobody."""
+    if path is None and on_end is None:
+        yield None
+        return
+    ids = setup.ids
+    with ExitStack() as stack:
+        file: IO[str] | None = None
+        if path is not None:
+            file = stack.enter_context(_new_file(path))
+
+        def take(r: int, tokens: np.ndarray) -> None:
+            if on_end is not None:
+                on_end(str(ids[r]), tokens)
+            if file is not None:
+                record: dict[str, Any] = {"request_id": str(ids[r]), "tokens": tokens.tolist()}
+                if setup.tokenizer is not None:
+                    record["text"] = setup.tokenizer.decode(tokens.tolist())
+                file.write(json.dumps(record) + "\n")
+
+        yield take
+
+
+def _new_file(path: str | Path) -> IO[str]:
+    try:
+        return Path(path).open("x", encoding="utf-8")
+    except OSError as error:
+        raise SettingsError(
+            f"--outputs {path}: cannot be made ({error.strerror}). Give the name of a new file."
+        ) from None
+
+
+def _metadata(setup: _Setup, options: RunOptions) -> dict[str, Any]:
+    meta = run_metadata(setup.workload, setup.resolved)
+    kv = setup.kv
+    meta["executor"] = "torch"
+    # A path says nothing to others, and something about whose machine it was.
+    meta["settings"]["model"] = setup.resolved.model.name
+    meta["software"]["torch"] = torch.__version__
+    meta["torch"] = {
+        "device": options.torch_device,
+        "device_name": _device_name(kv.device),
+        "dtype": str(kv.dtype).removeprefix("torch."),
+        "attention": setup.attention,
+        "kv_layout": options.kv_layout,
+        "random_weights": options.random_weights,
+        "prompts": "text" if options.prompts is not None else "drawn",
+        "sampling": dataclasses.asdict(options.sampling),
+        "stop_at_eos": options.stop_at_eos,
+        "cuda_graphs": options.cuda_graphs and kv.device.type == "cuda",
+        "threads": torch.get_num_threads(),
+    }
+    return meta
+
+
+def _device_name(device: Any) -> str:
+    if device.type == "cuda":
+        return str(torch.cuda.get_device_name(device))
+    return "CPU"
