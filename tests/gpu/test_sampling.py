@@ -12,7 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from engine.gpu.sampling import Sampling, exponential_noise, hash_words, row_seeds, sample
+from engine.gpu.sampling import (
+    Sampling,
+    exponential_noise,
+    hash_words,
+    row_seeds,
+    sample,
+    smallest_kept,
+)
 from traces.errors import SettingsError
 
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
@@ -167,6 +174,15 @@ def test_tokens_that_tie_with_the_last_one_kept_are_kept():
     logits = torch.tensor([1.0, 0.0, 0.0, 0.0, -1.0])
 
     assert set(draws(logits, 2000, top_k=2).tolist()) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(("fall", "kept"), [(0.4, 6), (0.0005, 1683)])
+def test_top_p_finds_its_bound_among_few_and_among_all(fall, kept):
+    scores = torch.arange(2000) * -fall  # probabilities fall like e^(-fall i)
+    scores = scores[torch.randperm(2000, generator=torch.Generator().manual_seed(0))]
+    bound = smallest_kept(scores[None], Sampling(temperature=1.0, top_p=0.9))
+
+    assert int((scores >= bound).sum()) == kept
 
 
 def test_a_draw_depends_on_its_own_row_only():
