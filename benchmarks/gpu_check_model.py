@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 from gpu_check_copies import Pump
-from gpu_check_table import Check, Skip
+from gpu_check_table import Check
 
 from engine.gpu.attention import get_backend
 from engine.gpu.batch import StepInputs
@@ -26,7 +26,11 @@ from engine.gpu.sampling import Sampling
 from engine.gpu.swap import Copier
 from engine.gpu.weights import load_model
 
-MODEL = "llama-3.1-8b"
+MODEL, SMALL_MODEL = (
+    "llama-3.1-8b",
+    "llama-3.2-1b",
+)  # the latter on cards that cannot hold 16 GB + KV
+ROOMY_GIB = 40
 BLOCK, BUDGET = 16, 8192
 LENGTHS = (128, 256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 QUICK_LENGTHS = (32, 64)
@@ -43,7 +47,7 @@ TINY = {
 def model_name(check: Check) -> str:
     """What load_model is given: a preset on a card, a tiny configuration for a quick run."""
     if not check.quick:
-        return MODEL
+        return MODEL if check.facts.get("memory_gib", 0) >= ROOMY_GIB else SMALL_MODEL
     folder = check.out / "tiny-model"
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(TINY))
@@ -288,9 +292,3 @@ def release(check: Check) -> None:
     """Let go of the model, so that runs have the card for themselves."""
     check.shared.pop("bench", None)
     check.free_memory()
-
-
-def needs_cuda(check: Check, what: str) -> None:
-    """Raise Skip on a CPU where the section would say nothing."""
-    if not check.on_cuda and not check.quick:
-        raise Skip(f"{what} is measured on a card; --quick tries it on a CPU")

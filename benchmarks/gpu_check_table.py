@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import signal
 import statistics
 import time
@@ -145,7 +146,7 @@ class Check:
 
     def save(self) -> None:
         """Write results.json and results.csv."""
-        rows = [asdict(row) for row in self.rows]
+        rows = [_plain(row) for row in self.rows]
         document = {"facts": self.facts, "rows": rows}
         (self.out / "results.json").write_text(json.dumps(document, indent=1) + "\n")
         with (self.out / "results.csv").open("w", newline="", encoding="utf-8") as file:
@@ -174,6 +175,15 @@ class Check:
         last.record()
         last.synchronize()
         return float(first.elapsed_time(last)) / 1e3 / inner
+
+
+def _plain(row: Row) -> dict[str, Any]:
+    """A row as columns; JSON has no NaN."""
+    columns = asdict(row)
+    if row.value is not None and not math.isfinite(row.value):
+        columns["value"] = None
+        columns["note"] = f"{row.value}; {row.note}".rstrip("; ")
+    return columns
 
 
 @contextmanager
