@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from engine import VERSION
+from engine.calibrate_command import add_calibrate_parser
 from engine.flags import (
     add_engine_flags,
     add_machine_flags,
@@ -81,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     )
     again.set_defaults(run=replay_command)
     add_run_parser(commands)
+    add_calibrate_parser(commands)
     warm = commands.add_parser(
         "warm-up", help="compile the core now instead of at the first run"
     )

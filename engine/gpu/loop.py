@@ -188,11 +188,11 @@ class Loop:
         """NaN into the blocks that this step hands over and does not find filled."""
         filled = -(-inputs.start // self._rules.block_size)
         first = np.maximum(inputs.new_from, filled)
-        for slot, begin, end in zip(
+        for slot, low, high in zip(
             inputs.slot.tolist(), first.tolist(), inputs.num_blocks.tolist(), strict=True
         ):
-            if end > begin:
-                kv.poison(inputs.table[slot, begin:end])
+            if high > low:
+                kv.poison(inputs.table[slot, low:high])
 
     # --- outputs -------------------------------------------------------------------------------
 

@@ -11,8 +11,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from engine.core.state import State
+from engine.core.state import State, mix
 
+_START = np.uint64(0x243F6A8885A308D3)  # of a chain of segments, as in engine.core.prefix
 _OWN = np.uint64(0x9E3779B97F4A7C15)  # keeps a request's own tokens apart from any segment's
 
 
@@ -72,12 +73,14 @@ class Tokens:
         if self._prompts is not None:
             return self._prompts[r]
         ids = np.empty(length, np.int32)
-        done = 0
+        done, before = 0, _START
         for k in range(int(q.seg_start), int(q.seg_start + q.num_segs)):
-            end = int(self._s.segs[k].end)
-            if end > done:
-                ids[done:end] = self._draw(np.uint64(self._s.segs[k].chain), end - done)
-                done = end
+            segment = self._s.segs[k]
+            end = int(segment.end)
+            # What a shorter prompt cuts off does not change the rest (prefix.shared_hash).
+            what = np.uint64(mix(before, np.uint64(segment.id)))
+            ids[done:end] = self._draw(what, end - done)
+            done, before = end, np.uint64(segment.chain)
         ids[done:] = self._draw(_OWN ^ np.uint64(r + 1), length - done)
         return ids
 
