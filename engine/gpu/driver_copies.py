@@ -18,9 +18,8 @@ import torch
 from engine.gpu.copy_paths import Piece, in_one_call, piece_bytes, pointers
 
 _LIBRARIES = ("libcuda.so.1", "libcuda.so")
-_STREAM_ORDER = (
-    1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: the source is read when the stream gets there
-)
+_SAME_ADDRESS = 91  # CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM
+_STREAM_ORDER = 1  # CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: read when the stream gets there
 
 
 class _Location(ctypes.Structure):
@@ -49,7 +48,8 @@ class ManyCopies:
         if self.device.type == "cpu":
             self.name = "torch._foreach_copy_"
             return
-        fault = self._find(library) or self._try_out()
+        library = library or _driver()
+        fault = self._find(library) or self._see_addresses(library) or self._try_out()
         if fault:
             self._call = None
             self.name = f"torch._foreach_copy_ (cuMemcpyBatchAsync: {fault})"
@@ -69,12 +69,6 @@ class ManyCopies:
 
     def _find(self, library: Any) -> str:
         """Look the call up; "" or why there is none. CUDA 13 dropped one argument under a new symbol."""
-        for name in _LIBRARIES if library is None else ():
-            try:
-                library = ctypes.CDLL(name)
-                break
-            except OSError:
-                continue
         if library is None:
             return "no libcuda.so.1"
         for symbol, has_fail_index in (
@@ -89,6 +83,20 @@ class ManyCopies:
             self._call, self._has_fail_index = call, has_fail_index
             return ""
         return "needs a driver for CUDA 12.8 or newer"
+
+    def _see_addresses(self, library: Any) -> str:
+        """ "" where the device reaches registered host memory by the host's addresses, or why not: there
+        a copy would end in a fault that takes the whole context with it."""
+        device, same = ctypes.c_int(), ctypes.c_int()
+        index = self.device.index
+        ordinal = torch.cuda.current_device() if index is None else index
+        code = library.cuDeviceGet(ctypes.byref(device), ctypes.c_int(ordinal))
+        code = code or library.cuDeviceGetAttribute(
+            ctypes.byref(same), ctypes.c_int(_SAME_ADDRESS), device
+        )
+        if code != 0:
+            return f"cuDeviceGetAttribute failed with CUDA error {code}"
+        return "" if same.value else "pinned memory has other addresses on this device"
 
     def _batch(self, dst: np.ndarray, src: np.ndarray, sizes: np.ndarray) -> None:
         """One call for copies of sizes[i] bytes from src[i] to dst[i], all (n,) uint64."""
@@ -130,3 +138,13 @@ class ManyCopies:
             if not torch.equal(here, swapped) or not torch.equal(back.cpu(), swapped.roll(32)):
                 return "it moved other bytes than asked for"
         return ""
+
+
+def _driver() -> Any:
+    """The driver's library; None where there is none."""
+    for name in _LIBRARIES:
+        try:
+            return ctypes.CDLL(name)
+        except OSError:
+            continue
+    return None

@@ -20,6 +20,8 @@ from traces.errors import SettingsError
 
 GIB = 2**30
 _CGROUP = Path("/sys/fs/cgroup")
+# Source: vLLM issue 51080 (512 GiB and more fails whatever is free); others report 96 to 128 GiB.
+_LARGE_BYTES = 96 * GIB
 _PORTABLE = 1  # cudaHostRegisterPortable: pinned for every device of the process
 
 
@@ -90,6 +92,7 @@ class HostBuffer:
         cudart, pointer = torch.cuda.cudart(), self.bytes.data_ptr()
         code = int(cudart.cudaHostRegister(pointer, len(self.bytes), _PORTABLE))
         if code != 0:
+            _clear_pending_error()
             raise SettingsError(pin_error(what, len(self.bytes), code, remedy))
         self.pinned = True
         self._unpin = weakref.finalize(self, _unregister, cudart, pointer)
@@ -99,6 +102,12 @@ class HostBuffer:
         if self._unpin is not None:
             self._unpin()
         self.pinned = False
+
+
+def _clear_pending_error() -> None:
+    """A refusal stays pending in CUDA's runtime and would be reported by the next kernel launch: launch one."""
+    with contextlib.suppress(RuntimeError):
+        torch.zeros(1, device="cuda").add_(1)
 
 
 def _unregister(cudart: Any, pointer: int) -> None:
@@ -113,6 +122,8 @@ def pin_error(what: str, num_bytes: int, code: int, remedy: str) -> str:
     limit = "unlimited" if soft == resource.RLIM_INFINITY else f"{soft // 1024} KiB"
     free = available_host_bytes()
     there = "" if free is None else f", {gib(free)} GiB of host memory are available"
+    if num_bytes >= _LARGE_BYTES:
+        there += "; some drivers pin no more than about 100 GiB in one piece, none 512"
     return (
         f"{what}: {gib(num_bytes)} GiB of host memory cannot be pinned (CUDA error {code}; `ulimit -l` is {limit}{there}). "
         f"Raise the limit (`ulimit -l unlimited`, in Docker --ulimit memlock=-1), or {remedy[:1].lower()}{remedy[1:]}"

@@ -179,14 +179,30 @@ def test_a_host_pool_that_cannot_be_pinned_names_the_limit_and_the_way_out(
             calls.append((num_bytes, flags))
             return 2
 
+    launched: list[str] = []
+
+    def zeros(n: int, device: str) -> Any:
+        launched.append(device)
+        raise RuntimeError("CUDA error: out of memory")
+
     monkeypatch.setattr(torch.cuda, "cudart", Cudart)
+    monkeypatch.setattr(torch, "zeros", zeros)
 
     with pytest.raises(SettingsError) as fault:
         host_memory.HostBuffer(8192, pin=True, what="host pool", remedy="Give less --host-gib.")
 
     assert calls == [(8192, 1)]
+    assert launched == ["cuda"]  # so that the refusal does not stay pending
     for part in ("CUDA error 2", "`ulimit -l`", "memlock=-1", "give less --host-gib"):
         assert part in str(fault.value)
+
+
+def test_a_large_pool_that_cannot_be_pinned_hears_of_drivers_limits() -> None:
+    said = host_memory.pin_error("host pool", 600 * 2**30, 2, "Give less --host-gib.")
+
+    assert "600 GiB" in said
+    assert "no more than about 100 GiB in one piece" in said
+    assert "in one piece" not in host_memory.pin_error("host pool", 2**30, 2, "Give less.")
 
 
 def test_a_pinned_buffer_is_unpinned_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,8 +167,8 @@ def test_device_times_are_put_on_the_host_clock_by_an_anchor(
 class PaperDriver:
     """cuMemcpyBatchAsync of one CUDA version, between host addresses; notes the stream it was given."""
 
-    def __init__(self, symbol: str, code: int = 0) -> None:
-        self.code, self.streams = code, []
+    def __init__(self, symbol: str, code: int = 0, same_address: int = 1) -> None:
+        self.code, self.streams, self.same_address = code, [], same_address
 
         def call(dst, src, sizes, count, attributes, first, num, *rest):  # type: ignore[no-untyped-def]
             (stream,) = rest[1:] if symbol == "cuMemcpyBatchAsync" else rest
@@ -187,12 +187,22 @@ class PaperDriver:
 
         setattr(self, symbol, call)
 
+    def cuDeviceGet(self, device: Any, ordinal: Any) -> int:
+        device._obj.value = 40 + ordinal.value
+        return 0
+
+    def cuDeviceGetAttribute(self, value: Any, attribute: Any, device: Any) -> int:
+        assert (attribute.value, device.value) == (91, 43)
+        value._obj.value = self.same_address
+        return 0
+
 
 @pytest.fixture
 def paper_device(monkeypatch: pytest.MonkeyPatch) -> None:
     """Addresses of this machine stand for device addresses; the trial run is left out."""
     stream = SimpleNamespace(cuda_stream=77)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: stream)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     monkeypatch.setattr(ManyCopies, "_try_out", lambda self: "")
 
 
@@ -243,7 +253,17 @@ def test_an_old_driver_is_named_as_the_reason_for_torchs_loop() -> None:
     )
 
 
-def test_a_driver_that_fails_its_trial_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_with_other_addresses_for_pinned_memory_gets_torchs_loop(
+    paper_device: None,
+) -> None:
+    many = ManyCopies("cuda", PaperDriver("cuMemcpyBatchAsync_v2", same_address=0))
+
+    assert "pinned memory has other addresses" in many.name
+
+
+def test_a_driver_that_fails_its_trial_is_not_used(
+    paper_device: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(ManyCopies, "_try_out", lambda self: "it moved other bytes")
     kv = KVCache(2, 1, 4, 1, 8, dtype="float32")
     kv.blocks[1] = 3.0
