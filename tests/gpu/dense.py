@@ -30,9 +30,9 @@ class DenseCache:
         seen = key_at <= query_at
         if self.windows[layer]:
             seen &= key_at > query_at - self.windows[layer]
-        heads_first = (t.transpose(0, 1)[None] for t in (q, keys, values))
+        query, key, value = (t.transpose(0, 1)[None] for t in (q, keys, values))
         out = F.scaled_dot_product_attention(
-            *heads_first, attn_mask=seen, enable_gqa=True, scale=self.scale
+            query, key, value, attn_mask=seen, enable_gqa=True, scale=self.scale
         )
         return out[0].transpose(0, 1)
 

@@ -209,6 +209,7 @@ def gguf_file(
     quantise: the type of all matrices whose rows it divides; drop: tensors to leave out; extra: to add.
     """
     config = config_of(family, **keys)
+    path.mkdir(parents=True, exist_ok=True)
     file = path / f"tiny-{family}.gguf"
     arch = GGUF_ARCHITECTURE[config["model_type"]]
     writer = gguf.GGUFWriter(file, arch)
@@ -222,7 +223,8 @@ def gguf_file(
         for part, key in heads.items():
             if arch == "llama" and part in name:
                 values = _interleaved(values, config[key])
-        if values.ndim == 2 and quantise != gguf.GGMLQuantizationType.F32:
+        fits = values.ndim == 2 and values.shape[1] % gguf.GGML_QUANT_SIZES[quantise][0] == 0
+        if fits and quantise != gguf.GGMLQuantizationType.F32:
             writer.add_tensor(name, gguf.quantize(values, quantise), raw_dtype=quantise)
         else:
             writer.add_tensor(name, np.ascontiguousarray(values))
