@@ -210,13 +210,11 @@ def _setup(recording: Recording) -> Setup:
 
 
 def _machine(meta: Mapping[str, Any]) -> str:
-    """Name of the device that a recording says it ran on, or ""."""
-    for key in ("hardware", "device"):
-        said = meta.get(key)
-        if isinstance(said, Mapping) and said.get("name"):
-            return str(said["name"])
-        if isinstance(said, str) and said:
-            return said
+    """Name of the device that a recording ran on, or ""; metadata `device` may be only what was modelled."""
+    torch, device = meta.get("torch"), meta.get("device")
+    for said, key in ((torch, "device_name"), (device, "name")):
+        if isinstance(said, Mapping) and said.get(key):
+            return str(said[key])
     return ""
 
 
