@@ -19,6 +19,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from engine.gpu.attention.interface import AttentionBackend
 from engine.gpu.attention.need import Need
+from engine.gpu.attention.tables import listed_blocks
 from engine.gpu.batch import AttentionBatch
 
 # A prefill's scores are masked in slabs of at most this many places, so that long chunks over long
@@ -187,12 +188,7 @@ def _plan(batch: AttentionBatch, block_size: int) -> _Plan:
     num_blocks = -(-lens // block_size)
     first_block = np.cumsum(num_blocks) - num_blocks
     ends = np.cumsum(query_lens)
-    rows = np.repeat(np.arange(lens.size), num_blocks)
-    columns = np.arange(int(num_blocks.sum())) - np.repeat(first_block, num_blocks)
-    device = batch.block_table.device
-    blocks = batch.block_table[
-        torch.from_numpy(rows).to(device), torch.from_numpy(columns).to(device)
-    ].to(torch.int64)
+    blocks = listed_blocks(batch, num_blocks).to(torch.int64)
     requests = [
         _Request(int(end - n), int(end), int(at) * block_size, int(length))
         for end, n, at, length in zip(ends, query_lens, first_block, lens, strict=True)

@@ -14,13 +14,19 @@ padded to DIM, ROWS query rows of a tile (token-major, GROUP heads a token), TIL
 The choice of sizes and all launching is triton_paged's. How it works: docs/attention.md.
 """
 
+# Arguments of kernels are pointers and scalars of the compiler's own, which Python's types do not name.
+# mypy: disable-error-code="no-untyped-def"
+
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
+# Where these begin differs from step to step; no kernel is compiled anew for that.
+_MOVING = ["block_table", "seq_lens", "query_start", "slot_mapping"]
 
-@triton.jit(do_not_specialize=["key_token", "value_token"])
+
+@triton.jit(do_not_specialize_on_alignment=_MOVING)
 def store_kernel(
     key,
     value,
@@ -150,7 +156,7 @@ def _attend_tile(
     return new_peak, total, acc
 
 
-@triton.jit(do_not_specialize=["table_row", "window"])
+@triton.jit(do_not_specialize=["table_row", "window"], do_not_specialize_on_alignment=_MOVING)
 def decode_kernel(
     query,
     key_cache,
@@ -236,7 +242,7 @@ def decode_kernel(
             tl.store(part_stats + part * 2 + 1, total, mask=rows < GROUP)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window"], do_not_specialize_on_alignment=_MOVING)
 def reduce_kernel(
     part_acc,
     part_stats,
@@ -287,7 +293,10 @@ def reduce_kernel(
         tl.store(out_at, (acc / total).to(out.dtype.element_ty), mask=dims < HEAD_DIM)
 
 
-@triton.jit(do_not_specialize=["table_row", "window", "first_request"])
+@triton.jit(
+    do_not_specialize=["table_row", "window", "first_request"],
+    do_not_specialize_on_alignment=_MOVING,
+)
 def prefill_kernel(
     query,
     key_cache,

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -50,31 +51,37 @@ def choose_tiles(
 ) -> Tiles:
     """Sizes for heads of head_dim elements of item_bytes and requests up to max_model_len tokens.
 
-    shared_bytes: shared memory that one program may have. Decode: two stages of K and V in flight
-    in each of two programs a multiprocessor are 128 KiB at D = 128, several times what the memory's
-    latency asks for (H200: 4.8 TB/s x 0.7 us / 132 = 25 KiB). A request has at most 64 splits, so
-    that the workspace stays bounded.
+    shared_bytes: shared memory that one program may have. Decode: three programs a multiprocessor
+    with two buffers of K and V each are 192 KiB in flight at D = 128, several times what the
+    memory's latency asks for (H200: 4.8 TB/s x 0.7 us / 132 = 25 KiB). A request has at most 64
+    splits, so that the workspace stays bounded. fp32 is multiplied outside the tensor cores, in
+    small tiles: larger ones spill registers (seen in ptxas's report).
     """
     dim = max(16, _power_of_two(head_dim))
     row_bytes = dim * item_bytes
-    decode_tile = 64 if row_bytes <= 256 else 32
-    prefill_tile = 64 if row_bytes <= 256 else 32
-    rows = 128 if row_bytes <= 256 else 64
+    tile = max(16, min(64, (16 << 10) // row_bytes))
+    if item_bytes == 4:
+        rows, prefill_tile, warps = (
+            max(16, min(64, 4096 // dim)),
+            max(16, min(32, 2048 // dim)),
+            8,
+        )
+    else:
+        rows, prefill_tile, warps = 128, tile, 8
+        while rows > 64 and rows * row_bytes + 4 * tile * row_bytes > shared_bytes:
+            rows, warps = rows // 2, 4
+    buffers = max(1, min(2, shared_bytes // 3 // (2 * tile * row_bytes)))
     return Tiles(
         split=max(256, _power_of_two(-(-max_model_len // 64))),
-        decode_tile=decode_tile,
+        decode_tile=tile,
         decode_warps=4,
-        decode_stages=_stages(decode_tile * row_bytes * 2, min(shared_bytes, 112 << 10)),
+        # The block table's load and K's and V's, which wait for it, take two stages each buffer.
+        decode_stages=1 + 2 * buffers,
         prefill_rows=rows,
         prefill_tile=prefill_tile,
-        prefill_warps=8 if rows == 128 else 4,
-        prefill_stages=_stages(prefill_tile * row_bytes * 2, shared_bytes - rows * row_bytes),
+        prefill_warps=warps,
+        prefill_stages=3,
     )
-
-
-def _stages(tile_bytes: int, room_bytes: int) -> int:
-    """Stages of a software pipeline whose tiles fit into the room, 1 to 3."""
-    return max(1, min(3, room_bytes // tile_bytes))
 
 
 def _power_of_two(n: int) -> int:
@@ -118,6 +125,11 @@ def _interpreted() -> bool:
     return bool(triton.knobs.runtime.interpret)
 
 
+def kernels() -> Any:
+    """The module of the kernels: imported when they are first wanted, since that imports Triton."""
+    return import_module("engine.gpu.attention.triton_kernels")
+
+
 class TritonPaged(AttentionBackend):
     """Store kernel, split-KV decode with a reduction, and prefill by query tiles."""
 
@@ -125,10 +137,7 @@ class TritonPaged(AttentionBackend):
     graph_safe = True
 
     def __init__(self, need: Need, tiles: Tiles | None = None) -> None:
-        from engine.gpu.attention import triton_kernels
-
         kv = need.kv
-        self._kernels: Any = triton_kernels
         self._need = need
         self._num_sms, shared_bytes = _device_limits(torch.device(kv.device))
         self.tiles = tiles or choose_tiles(
@@ -179,21 +188,7 @@ class TritonPaged(AttentionBackend):
         value: torch.Tensor,
         slot_mapping: torch.Tensor,
     ) -> None:
-        key, value = _rows_contiguous(key), _rows_contiguous(value)
-        num_tokens, num_heads, head_dim = key.shape
-        if num_tokens == 0:
-            return
-        self._kernels.store_kernel[(num_tokens,)](
-            key, value, key_cache, value_cache, slot_mapping,
-            *key.stride()[:2], *value.stride()[:2],
-            *key_cache.stride()[:3], *value_cache.stride()[:3],
-            BLOCK_SIZE=self._shape["BLOCK_SIZE"],
-            HEADS=num_heads,
-            PADDED_HEADS=_power_of_two(num_heads),
-            HEAD_DIM=head_dim,
-            DIM=_power_of_two(head_dim),
-            num_warps=4,
-        )  # fmt: skip
+        store(key_cache, value_cache, key, value, slot_mapping)
 
     def attend(
         self,
@@ -238,7 +233,7 @@ class TritonPaged(AttentionBackend):
         tiles, shape, n = self.tiles, self._shape, batch.num_decode
         splits = {"SPLIT": tiles.split, "MAX_SPLITS": self._max_splits, "WINDOWED": window > 0}
         grid = (self._need.kv.num_kv_heads, self.shares(n, batch.max_seq_len), n)
-        self._kernels.decode_kernel[grid](
+        kernels().decode_kernel[grid](
             query, key_cache, value_cache, batch.block_table, batch.seq_lens, out,
             self._part_acc, self._part_stats, scale * _LOG2_E, window,
             *query.stride()[:2], *out.stride()[:2],
@@ -249,12 +244,13 @@ class TritonPaged(AttentionBackend):
             WIDEN=self._widen,
             num_warps=tiles.decode_warps,
             num_stages=tiles.decode_stages,
+            enable_fp_fusion=True,
         )  # fmt: skip
         if batch.max_seq_len > tiles.split:
-            self._kernels.reduce_kernel[(self._need.num_heads, n)](
+            kernels().reduce_kernel[(self._need.num_heads, n)](
                 self._part_acc, self._part_stats, batch.seq_lens, out, window, *out.stride()[:2],
                 **splits,
-                HEAD_DIM=shape["HEAD_DIM"], DIM=shape["DIM"], CHUNK=16, num_warps=4,
+                HEAD_DIM=shape["HEAD_DIM"], DIM=shape["DIM"], CHUNK=16, num_warps=4, enable_fp_fusion=True,
             )  # fmt: skip
 
     def _prefill(
@@ -272,7 +268,7 @@ class TritonPaged(AttentionBackend):
         num_tiles = -(-batch.max_query_len // (rows // shape["GROUP"]))
         num_requests = len(batch.query_lens_host) - batch.num_decode
         grid = (self._need.kv.num_kv_heads, num_tiles, num_requests)
-        self._kernels.prefill_kernel[grid](
+        kernels().prefill_kernel[grid](
             query, key_cache, value_cache, batch.block_table, batch.query_start, batch.seq_lens,
             out, scale * _LOG2_E, window, batch.num_decode,
             *query.stride()[:2], *out.stride()[:2],
@@ -284,7 +280,34 @@ class TritonPaged(AttentionBackend):
             WIDEN=self._widen,
             num_warps=tiles.prefill_warps,
             num_stages=tiles.prefill_stages,
+            enable_fp_fusion=True,
         )  # fmt: skip
+
+
+def store(
+    key_cache: torch.Tensor,
+    value_cache: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+) -> None:
+    """AttentionBackend.write by one kernel, for any block size that is a whole number of tokens."""
+    key, value = _rows_contiguous(key), _rows_contiguous(value)
+    num_tokens, num_heads, head_dim = key.shape
+    if num_tokens == 0:
+        return
+    kernels().store_kernel[(num_tokens,)](
+        key, value, key_cache, value_cache, slot_mapping,
+        *key.stride()[:2], *value.stride()[:2],
+        *key_cache.stride()[:3], *value_cache.stride()[:3],
+        BLOCK_SIZE=key_cache.shape[1],
+        HEADS=num_heads,
+        PADDED_HEADS=_power_of_two(num_heads),
+        HEAD_DIM=head_dim,
+        DIM=_power_of_two(head_dim),
+        num_warps=4,
+        enable_fp_fusion=True,
+    )  # fmt: skip
 
 
 def _device_limits(device: torch.device) -> tuple[int, int]:
