@@ -25,7 +25,7 @@ BLOCK = 4
 PROMPTS = {"a": 7, "b": 3, "c": 12, "d": 1}
 
 
-def tiny_model(dtype=torch.float64, *, vocab=97, window=0) -> CausalLM:
+def tiny_model(dtype=torch.float64, *, vocab=97, window=0, device="cpu") -> CausalLM:
     """A Llama of 2 layers with fixed random weights, large enough to disagree about tokens."""
     config = ModelConfig(
         name="tiny",
@@ -41,7 +41,7 @@ def tiny_model(dtype=torch.float64, *, vocab=97, window=0) -> CausalLM:
         windows=(0, window),
         rope=RopeConfig(),
     )
-    model = CausalLM(config, dtype=dtype, device="cpu")
+    model = CausalLM(config, dtype=dtype, device=device)
     random = torch.Generator().manual_seed(5)
     for parameter in model.parameters():
         weight = torch.randn(parameter.shape, generator=random, dtype=torch.float64)
@@ -119,25 +119,28 @@ class World:
         num_slots: int = 6,
         width: int = 8,
         max_num_seqs: int = 6,
+        block_size: int = BLOCK,
         sampling: Sampling | None = None,
-        backend=None,
+        backend="gather_sdpa",
         executor=Executor,
         **options,
     ) -> None:
         self.model = model or tiny_model()
         c = self.model.config
         self.kv = KVCache(
-            num_blocks, c.num_layers, BLOCK, c.num_kv_heads, c.head_dim,
-            dtype=self.model.dtype, device="cpu",
+            num_blocks, c.num_layers, block_size, c.num_kv_heads, c.head_dim,
+            dtype=self.model.dtype, device=self.model.device,
         )  # fmt: skip
         self.kv.poison(range(num_blocks))
+        if isinstance(backend, str):
+            backend = get_backend(backend, self.kv, c.num_heads, windows=c.windows)
         order = np.random.default_rng(shuffle).permutation(np.arange(1, num_blocks))
         self.free = order.tolist()
         self.table = np.zeros((num_slots, width), np.int32)
         self.executor = executor(
             self.model,
             self.kv,
-            backend or get_backend("gather_sdpa", self.kv, c.num_heads, windows=c.windows),
+            backend,
             num_slots=num_slots,
             table_width=width,
             max_num_seqs=max_num_seqs,
@@ -168,7 +171,7 @@ class World:
         for name, num in parts:
             row = self.rows[name]
             before = len(row.blocks)
-            while len(row.blocks) * BLOCK < row.computed + num:
+            while len(row.blocks) * self.kv.block_size < row.computed + num:
                 row.blocks.append(self.free.pop(0))
                 self.table[row.slot, len(row.blocks) - 1] = row.blocks[-1]
             samples = row.computed + num == len(row.tokens) + row.in_flight

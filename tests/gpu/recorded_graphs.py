@@ -22,6 +22,10 @@ class Recorder(TorchDispatchMode):
         super().__init__()
         self.operations = []
 
+    @classmethod
+    def _should_skip_dynamo(cls):
+        return False  # else torch imports its compiler at the first operation, for seconds
+
     def __torch_dispatch__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         given = {t.untyped_storage().data_ptr() for t in _tensors((args, kwargs))}

@@ -6,6 +6,11 @@ cannot show is whether CUDA can capture what is launched; that needs a device.
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -183,3 +188,19 @@ def test_nothing_is_captured_where_graphs_are_off_or_there_is_no_cuda():
 
     assert capturer.calls == []
     assert world.executor.graph_sizes == World().executor.graph_sizes == ()
+
+
+def test_the_triton_kernels_take_padding_in_the_executor():
+    pytest.importorskip("triton", reason="Triton is not installed")
+    file = "tests/gpu/interpreted_executor.py"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", file],
+        cwd=Path(__file__).parents[2],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "TRITON_INTERPRET": "1"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert "1 passed" in run.stdout
