@@ -149,9 +149,9 @@ def _save_shards(tensors: dict[str, torch.Tensor], directory: Path, shards: int)
 
 
 def byte_tokens() -> list[str]:
-    """The 256 letters that byte-level BPE writes bytes with, ids 250 to 255 given to special tokens."""
+    """249 of the letters that byte-level BPE writes bytes with, one merged pair, six special tokens."""
     letters = sorted(pre_tokenizers.ByteLevel.alphabet())
-    return [*letters[:250], *(f"<|special_{i}|>" for i in range(5)), "<|end|>"]
+    return [*letters[:249], "qq", *(f"<|special_{i}|>" for i in range(5)), "<|end|>"]
 
 
 CHAT_TEMPLATE = (
@@ -163,7 +163,7 @@ CHAT_TEMPLATE = (
 def write_tokenizer(directory: Path) -> None:
     """A byte-level tokenizer of VOCAB tokens, tokenizer_config.json with a chat template."""
     vocab = {token: i for i, token in enumerate(byte_tokens())}
-    tokenizer = Tokenizer(models.BPE(vocab, [], unk_token=None))
+    tokenizer = Tokenizer(models.BPE(vocab, [("q", "q")], unk_token=None))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens([AddedToken("<|end|>", special=True)])
@@ -259,6 +259,6 @@ def _write_gguf_tokenizer(writer: gguf.GGUFWriter) -> None:
     writer.add_tokenizer_pre("smollm")
     writer.add_token_list(byte_tokens())
     writer.add_token_types([1] * 250 + [3] * 6)
-    writer.add_token_merges([])
+    writer.add_token_merges(["q q"])  # the writer leaves out an empty list
     writer.add_eos_token_id(255)
     writer.add_chat_template(CHAT_TEMPLATE)
