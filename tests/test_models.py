@@ -1,9 +1,13 @@
 """Shapes, KV bytes and FLOPs of models, from data files and from Hugging Face configs."""
 
 import json
+import subprocess
+import sys
 
+import numpy as np
 import pytest
 
+from engine.hf_config import layer_windows
 from engine.models import (
     known_models,
     kv_bytes_per_block,
@@ -283,3 +287,99 @@ def test_an_unknown_name_lists_the_known_ones():
         SettingsError, match=r"'llama-9' is not known.*llama-3.1-8b, .*qwen3-8b"
     ):
         load_model("llama-9")
+
+
+def test_smollm2_is_known_by_its_short_name():
+    assert (
+        load_model("smollm2").name == load_model("SmolLM2-135M-Instruct").name == "smollm2-135m"
+    )
+
+
+def test_a_model_in_32_or_64_bits_has_larger_blocks():
+    model = load_model("llama-3.1-8b")
+
+    mib = [kv_bytes_per_block(model, kv_dtype=t) / 2**20 for t in ("float32", "float64")]
+
+    assert mib == [4.0, 8.0]
+    assert model.weights_bytes(weight_dtype="float64") > 3.5 * model.weights_bytes()
+
+
+def test_null_and_absent_keys_of_a_config_differ_where_a_family_has_a_default(tmp_path):
+    absent = load_model(write_config(tmp_path, model_type="mistral", num_attention_heads=16))
+    assert (absent.num_kv_heads, absent.num_window_layers) == (8, 2)
+
+    file = write_config(tmp_path, model_type="mistral")
+    keys = {"num_key_value_heads": None, "sliding_window": None}
+    file.write_text(json.dumps(json.loads(file.read_text()) | keys))
+    null = load_model(file)
+    assert (null.num_kv_heads, null.num_window_layers) == (4, 0)
+
+
+def test_layers_with_a_window_are_told_one_by_one(tmp_path):
+    keys = {
+        "model_type": "qwen2",
+        "sliding_window": 8,
+        "use_sliding_window": True,
+        "max_window_layers": 1,
+        "num_hidden_layers": 3,
+    }
+    config = json.loads(write_config(tmp_path, **keys).read_text())
+
+    assert layer_windows(config, "config.json") == (0, 8, 8)
+
+
+def test_the_header_of_a_gguf_file_gives_the_shape(tmp_path):
+    gguf = pytest.importorskip("gguf", reason="only the test writes with it")
+    file = tmp_path / "tiny.gguf"
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_block_count(2)
+    writer.add_context_length(512)
+    writer.add_embedding_length(32)
+    writer.add_feed_forward_length(48)
+    writer.add_head_count(4)
+    writer.add_head_count_kv(2)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_tensor("token_embd.weight", np.zeros((256, 32), np.float32))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+    model = load_model(file)
+
+    assert (model.name, model.source) == ("tiny", "read from tiny.gguf")
+    assert (model.num_layers, model.num_kv_heads, model.head_dim, model.ffn) == (2, 2, 8, 48)
+    assert (model.vocab, model.tied_embeddings, model.max_model_len) == (256, True, 512)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("gone.gguf", "the model file gone.gguf does not exist"),
+        ("gone/config.json", "the model file config.json does not exist"),
+        ("a/b/gone", "the model directory gone does not exist"),
+        ("empty", "the directory empty holds no config.json"),
+        (
+            "cut.gguf",
+            "cut.gguf, metadata key 1 of 1099511627776: the file of 30 bytes ends inside this",
+        ),
+    ],
+)
+def test_a_model_path_that_leads_nowhere_says_where(tmp_path, name, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF\x03\0\0\0" + (2**40).to_bytes(8, "little") * 2 + b"\0" * 6)  # fmt: skip
+
+    with pytest.raises(SettingsError) as e:
+        load_model(tmp_path / name)
+
+    assert message in str(e.value)
+
+
+def test_sizing_a_model_imports_no_torch_and_no_gguf():
+    code = "import sys, engine.models as m; m.load_model('qwen3-8b'); print({'torch', 'gguf'} & set(sys.modules))"
+
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout == "set()\n"
