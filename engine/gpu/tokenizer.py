@@ -276,7 +276,9 @@ def _byte_level(header: GGUFHeader, tokens: list[str], pre: str) -> Tokenizer:
     except Exception as e:  # the package raises plain Exception
         header.refuse("tokenizer.ggml.merges", f"they do not fit the tokens ({e})")
     inner = Tokenizer(bpe)
-    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    steps: list[Any] = (
+        [pre_tokenizers.Digits(individual_digits=True)] if pre == "smollm" else []
+    )
     if PRE_TOKENIZERS[pre] == _GPT2:
         steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True))
     else:
