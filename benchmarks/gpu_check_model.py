@@ -10,6 +10,8 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 
@@ -54,6 +56,11 @@ def model_name(check: Check) -> str:
     return str(folder)
 
 
+def budget_of(check: Check) -> int:
+    """Tokens that a step may compute."""
+    return 32 if check.quick else BUDGET
+
+
 class Bench:
     """A model, a pool and an executor; `decode` requests that stand still, and one that is prefilled."""
 
@@ -64,7 +71,7 @@ class Bench:
         self.model: CausalLM = load_model(self.name, random_seed=0, device=check.device)
         self.longest = max(QUICK_LENGTHS if check.quick else LENGTHS)
         self.decodes, self.context = (2, 40) if check.quick else (32, 1024)
-        self.budget = 32 if check.quick else BUDGET
+        self.budget = budget_of(check)
         own = -(-(self.context + 1) // BLOCK)
         width = -(-(self.longest + 1) // BLOCK)
         num_blocks = 2 * width + self.decodes * own
@@ -186,42 +193,64 @@ def _interleaved(
 # --- recompute against swap -----------------------------------------------------------------------
 
 
+@dataclass
+class Lengths:
+    """Seconds by length in tokens: of recomputing, and of swapping out and in along each path."""
+
+    recompute: dict[int, float] = field(default_factory=dict)
+    swap: dict[str, dict[int, float]] = field(default_factory=lambda: {p: {} for p in PATHS})
+
+
 def crossover(check: Check) -> None:
     """Measured recompute, and swap out and in along each path, by length; beside the cost model."""
     b = bench(check)
     lengths = QUICK_LENGTHS if check.quick else LENGTHS
-    slot = b.decodes
-    host = HostPool(b.kv, -(-b.longest // BLOCK))
-    recompute: dict[int, float] = {}
-    swap: dict[str, dict[int, float]] = {path: {} for path in PATHS}
-    b.prefill(slot, lengths[-1])  # compiles and warms up what the lengths need
-    copiers = {path: Copier(b.kv, host, path) for path in PATHS}
-    model = predictions(check, b)
-    for n in lengths:
-        check.need_time(3.0)
-        recompute[n] = min(b.prefill(slot, n)[0] for _ in range(2 if check.quick else 3))
-        note = f"{n / recompute[n]:.0f} tokens/s"
-        if model:
-            note += f"; cost model {model['recompute'](n) * 1e3:.2f} ms"
-        check.row(f"recompute of {n} tokens", recompute[n] * 1e3, "ms", note=note)
-        for path, copier in copiers.items():
-            swap[path][n] = _swap_s(b, copier, -(-n // BLOCK), 1 if check.quick else 3)
-            note = f"recompute takes {recompute[n] / swap[path][n]:.2f} of it"
-            if model:
-                note += f"; cost model {model[path](n) * 1e3:.2f} ms"
-            check.row(
-                f"swap of {n} tokens out and in, {path}", swap[path][n] * 1e3, "ms", note=note
-            )
-    for copier in copiers.values():
-        copier.close()
-    host.close()
-    for path in PATHS:
-        said = ""
-        if model:
-            predicted = ranges({n: model["recompute"](n) / model[path](n) for n in lengths})
-            said = f"; cost model: {predicted}"
-        measured = ranges({n: recompute[n] / swap[path][n] for n in lengths})
-        check.row(f"recompute is faster than swap, {path}", note=measured + said)
+    b.prefill(b.decodes, lengths[-1])  # compiles and warms up what the lengths need
+    dtype = str(b.model.dtype).removeprefix("torch.")
+    check.shared["lengths"], check.shared["dtype"] = Lengths(), dtype
+    said = cost_model(check, preset(check), lengths)
+    with ExitStack() as stack:
+        host = HostPool(b.kv, -(-b.longest // BLOCK))
+        stack.callback(host.close)
+        copiers = {p: stack.enter_context(Copier(b.kv, host, p)) for p in PATHS}
+        try:
+            for n in lengths:
+                check.need_time(3.0)
+                _one_length(check, b, copiers, n, said)
+        finally:
+            compare(check, "cost model", said)
+
+
+def _one_length(
+    check: Check, b: Bench, copiers: dict[str, Copier], n: int, said: Lengths | None
+) -> None:
+    """Rows of one length: the recompute, and a swap along each path."""
+    seen: Lengths = check.shared["lengths"]
+    repeats = 1 if check.quick else 3
+    seen.recompute[n] = min(b.prefill(b.decodes, n)[0] for _ in range(repeats))
+    note = f"{n / seen.recompute[n]:.0f} tokens/s"
+    if said:
+        note += f"; cost model {said.recompute[n] * 1e3:.2f} ms"
+    check.row(f"recompute of {n} tokens", seen.recompute[n] * 1e3, "ms", note=note)
+    for path, copier in copiers.items():
+        taken = seen.swap[path][n] = _swap_s(b, copier, -(-n // BLOCK), repeats)
+        note = f"recompute takes {seen.recompute[n] / taken:.2f} of it"
+        if said:
+            note += f"; cost model {said.swap[path][n] * 1e3:.2f} ms"
+        check.row(f"swap of {n} tokens out and in, {path}", taken * 1e3, "ms", note=note)
+
+
+def compare(check: Check, who: str, said: Lengths | None) -> None:
+    """Where recompute is faster than swap, as measured and as `who` says, a row a path."""
+    seen: Lengths = check.shared["lengths"]
+    for path in PATHS if len(seen.recompute) > 1 else ():
+        note = "measured " + ranges(
+            {n: seen.recompute[n] / t for n, t in seen.swap[path].items()}
+        )
+        if said:
+            predicted = {n: said.recompute[n] / said.swap[path][n] for n in seen.swap[path]}
+            note += f"; {who}: {ranges(predicted)}"
+        check.row(f"recompute is faster than swap, {path}", note=note)
 
 
 def _swap_s(b: Bench, copier: Copier, blocks: int, repeats: int) -> float:
@@ -251,40 +280,50 @@ def ranges(ratio: dict[int, float]) -> str:
     return ", ".join(ends)
 
 
-def predictions(check: Check, b: Bench):  # type: ignore[no-untyped-def]
-    """Seconds by length of the cost model: "recompute", and each path; {} where it cannot be asked."""
+def preset(check: Check) -> str:
+    """The name of the device preset for this card; a row, once, where it is another's."""
+    if "preset" not in check.shared:
+        check.shared["preset"] = _preset(check)
+    return str(check.shared["preset"])
+
+
+def _preset(check: Check) -> str:
+    from engine.devices import load_device
+    from traces.errors import SettingsError
+
+    try:
+        return load_device(check.facts["device"] if check.on_cuda else "cpu").name
+    except SettingsError:
+        check.row("cost model", note=f"no preset for {check.facts['device']}: that of h100-sxm")
+        return "h100-sxm"
+
+
+def cost_model(check: Check, device: str | Path, lengths: Sequence[int]) -> Lengths | None:
+    """What the cost model says of these lengths on that device; None and a row where it cannot be asked."""
     try:
         from engine.cost_model import copy_time_s, isolated_recompute_time_s, make_cost_params
     except ImportError as why:
         check.row("cost model", note=f"left out: {why}")
-        return {}
+        return None
     from engine.devices import load_device
     from engine.models import load_model as load_shape
-    from traces.errors import SettingsError
 
-    try:
-        device = load_device(check.facts["device"] if check.on_cuda else "cpu")
-    except SettingsError:
-        device = load_device("h100-sxm")
-        check.row("cost model", note=f"no preset for {check.facts['device']}: that of h100-sxm")
-    dtype = str(b.model.dtype).removeprefix("torch.")
-    shape = load_shape(b.name)
-    said = {}
+    shape, dtype, budget = (
+        load_shape(model_name(check)),
+        check.shared["dtype"],
+        budget_of(check),
+    )
+    said = Lengths()
     for path in PATHS:
-        p = make_cost_params(shape, device, copy_path=path, kv_dtype=dtype, weight_dtype=dtype)
-
-        def both(n: int, p: object = p) -> float:
-            blocks = -(-n // BLOCK)
-            return copy_time_s(p, blocks, blocks, False) + copy_time_s(p, blocks, blocks, True)  # type: ignore[no-any-return]
-
-        said[path] = both
-
-    def recompute(n: int) -> float:
-        return sum(
-            isolated_recompute_time_s(p, min(b.budget, n - s), s) for s in range(0, n, b.budget)
+        p = make_cost_params(
+            shape, load_device(device), copy_path=path, kv_dtype=dtype, weight_dtype=dtype
         )
-
-    said["recompute"] = recompute
+        for n in lengths:
+            blocks = -(-n // BLOCK)
+            ways = (copy_time_s(p, blocks, blocks, inward) for inward in (False, True))
+            said.swap[path][n] = sum(ways)
+            chunks = ((min(budget, n - s), s) for s in range(0, n, budget))
+            said.recompute[n] = sum(isolated_recompute_time_s(p, *c) for c in chunks)
     return said
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from gpu_check_model import model_name
+from gpu_check_model import compare, cost_model, model_name, preset
 from gpu_check_table import FAILED, OK, Check, Skip
 
 NEEDS = ("numba", "pyarrow", "polars", "engine.gpu.run")
@@ -98,8 +98,8 @@ def pressed(check: Check, seed: int = 0) -> tuple[Any, int]:
         return workload("pressure", rng.uniform(0, 0.05, 6), [20] * 6, [40] * 6), 14
     n = 64
     prompt, output = rng.integers(200, 1200, n), rng.integers(150, 700, n)
-    # About half of what all of them need at their longest.
-    blocks = int((-(-(prompt + output) // 16)).sum() // 2)
+    # Two fifths of what all of them need at their longest.
+    blocks = int((-(-(prompt + output) // 16)).sum() * 2 // 5)
     return workload("pressure", np.sort(rng.uniform(0, 3, n)), prompt, output), blocks
 
 
@@ -125,15 +125,13 @@ def record(check: Check, name: str, made: tuple[Any, int], **settings: Any) -> A
     """Run the engine and record it under --out; returns RunResult."""
     from engine.config import EngineSettings
     from engine.gpu.run import RunOptions, run
-    from engine.run_command import _preset
 
     requests, blocks = made
     limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64}
     if check.quick:
         limits = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "max_model_len": 512}
-    device = _preset(check.facts["device"]) if check.on_cuda else "cpu"
     given = EngineSettings(
-        model=model_name(check), device=device, num_gpu_blocks=blocks, clock="measured",
+        model=model_name(check), device=preset(check), num_gpu_blocks=blocks, clock="measured",
         **limits, **settings,
     )  # fmt: skip
     options = RunOptions(
@@ -201,6 +199,9 @@ def calibration(check: Check) -> None:
         check.row(f"fitted {name}", value, note=span)
     for warning in made.warnings:
         check.row("warning", note=warning)
+    if "lengths" in check.shared:
+        lengths = list(check.shared["lengths"].recompute)
+        compare(check, "calibrated", cost_model(check, check.out / "device.json", lengths))
 
 
 def compile_scheduler(folder: Path) -> None:

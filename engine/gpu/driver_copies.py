@@ -85,7 +85,7 @@ class ManyCopies:
         return "needs a driver for CUDA 12.8 or newer"
 
     def _see_addresses(self, library: Any) -> str:
-        """ "" where the device reaches registered host memory by the host's addresses, or why not: there
+        """Nothing where the device reaches registered host memory by the host's addresses, or why not: there
         a copy would end in a fault that takes the whole context with it."""
         device, same = ctypes.c_int(), ctypes.c_int()
         index = self.device.index
