@@ -32,7 +32,7 @@ from engine.gpu.kv_cache import KVCache
 from engine.gpu.model import CausalLM
 from engine.gpu.sampling import Sampling, row_seeds, sample
 from engine.gpu.step_tensors import PackedStep, StepTensors
-from traces.errors import InvariantError
+from traces.errors import InvariantError, SettingsError
 
 MAX_IN_FLIGHT = 2
 
@@ -42,9 +42,9 @@ class Outputs:
     """What one step brought.
 
     token_ids (M,) int64: next tokens of the requests with samples, in the order of the step;
-    compute_s: seconds of the step's work on the device (CUDA: between events before and after all
-    that it enqueued, launch gaps included; CPU: forward and sampling); num_padded: requests that
-    were computed only to fill a CUDA graph's bucket, None where the step ran without a graph.
+    compute_s: seconds of forward, sampling and putting the tokens where wait() finds them (CUDA:
+    between events, so time in which the device waited for launches counts); num_padded: requests
+    that were computed only to fill a CUDA graph, None where the step ran without one.
     """
 
     token_ids: np.ndarray
@@ -94,6 +94,8 @@ class Executor:
         self._model = model
         self._check = check
         self._on_cuda = self.device.type == "cuda"
+        if self._on_cuda:
+            _check_current(self.device)
         self._tensors = StepTensors(
             num_slots=num_slots,
             table_width=table_width,
@@ -156,10 +158,9 @@ class Executor:
             raise InvariantError(
                 f"{MAX_IN_FLIGHT} steps are in flight: wait() for the older one before the next"
             )
-        began = self._mark()
         size = self._graph_size(step)
         packed = self._tensors.pack(step, self._seeds(step), padded=size)
-        started_s = time.perf_counter()
+        began, started_s = self._mark(), time.perf_counter()
         if self._graphs is not None and size is not None:
             self._graphs.replay(size)
             hidden = self._padded.hidden
@@ -222,6 +223,16 @@ class Executor:
         event = torch.cuda.Event(enable_timing=True)
         event.record()
         return event
+
+
+def _check_current(device: torch.device) -> None:
+    """Raise SettingsError unless launches, events and graphs go to that device."""
+    current = torch.cuda.current_device()
+    if device.index not in (None, current):
+        raise SettingsError(
+            f"the KV cache lies on {device}, but this process works on cuda:{current}. Choose the card with "
+            "the environment variable CUDA_VISIBLE_DEVICES and use --torch-device cuda."
+        )
 
 
 def _cuda_capturer(backend: AttentionBackend, device: torch.device) -> Capturer | None:

@@ -32,7 +32,9 @@ class RunAgain:
 def test_padded_decodes_give_the_tokens_of_the_model_without_a_cache():
     torch.set_num_threads(1)
     model = tiny_model(torch.float32, window=5)
-    world = World(model, backend="triton_paged", block_size=16, capturer=RunAgain())
+    world = World(
+        model, backend="triton_paged", block_size=16, max_num_seqs=4, capturer=RunAgain()
+    )
     for slot, name in enumerate("dabc"):
         world.enter(name, slot)
     world.step(("a", 7), ("b", 3), ("c", 9), ("d", 1))
