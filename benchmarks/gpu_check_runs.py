@@ -127,7 +127,11 @@ def record(check: Check, name: str, made: tuple[Any, int], **settings: Any) -> A
     from engine.gpu.run import RunOptions, run
 
     requests, blocks = made
-    limits: dict[str, Any] = {"max_num_batched_tokens": 8192, "max_num_seqs": 64}
+    limits: dict[str, Any] = {
+        "max_num_batched_tokens": 8192,
+        "max_num_seqs": 64,
+        "max_model_len": 8192,
+    }
     if check.quick:
         limits = {"max_num_batched_tokens": 64, "max_num_seqs": 16, "max_model_len": 512}
     given = EngineSettings(

@@ -38,10 +38,11 @@ class _Attributes(ctypes.Structure):
 class ManyCopies:
     """Hands pieces over in one call; callable as copy_paths.Many.
 
-    name: the call that is used, and, where that is not the driver's, why.
+    pinned: whether the host's side is. name: the call that is used, and, where that is not the driver's,
+    why.
     """
 
-    def __init__(self, device: Any, library: Any = None) -> None:
+    def __init__(self, device: Any, library: Any = None, *, pinned: bool = True) -> None:
         self.device = torch.device(device)
         self._call: Any = None
         self._has_fail_index = False
@@ -49,7 +50,8 @@ class ManyCopies:
             self.name = "torch._foreach_copy_"
             return
         library = library or _driver()
-        fault = self._find(library) or self._see_addresses(library) or self._try_out()
+        fault = "" if pinned else "the host memory is not pinned"
+        fault = fault or self._find(library) or self._see_addresses(library) or self._try_out()
         if fault:
             self._call = None
             self.name = f"torch._foreach_copy_ (cuMemcpyBatchAsync: {fault})"

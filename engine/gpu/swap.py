@@ -63,7 +63,7 @@ class Copier:
                 f"the host pool's blocks ({host.layout}, {host.shape}) are not the device's ({kv.layout}, {kv.shape})."
             )
         self.kv, self.host, self.asynchronous = kv, host, asynchronous
-        many = ManyCopies(kv.device)
+        many = ManyCopies(kv.device, pinned=host.pinned)
         self.path, self.batch_call = path, many.name
         below = stage_below_bytes
         if below is None:

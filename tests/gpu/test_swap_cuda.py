@@ -261,6 +261,12 @@ def test_a_device_with_other_addresses_for_pinned_memory_gets_torchs_loop(
     assert "pinned memory has other addresses" in many.name
 
 
+def test_pageable_memory_is_not_given_to_the_driver_in_one_call(paper_device: None) -> None:
+    many = ManyCopies("cuda", PaperDriver("cuMemcpyBatchAsync_v2"), pinned=False)
+
+    assert "not pinned" in many.name
+
+
 def test_a_driver_that_fails_its_trial_is_not_used(
     paper_device: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
