@@ -225,9 +225,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         what = str(error) or type(error).__name__
         print(f"error: {what}. Check the paths and numbers given.", file=sys.stderr)
         return EXIT_USER_ERROR
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as stop:
         print("stopped; what was recorded so far is readable", file=sys.stderr)
-        return 130
+        return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:
         return 0
 

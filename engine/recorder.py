@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ import pyarrow as pa
 
 from engine.core.state import EVENT_ROW, NONE, REQUEST, STEP_ROW, Kind, Reason, Status
 from traces import schema
-from traces.errors import SettingsError
+from traces.errors import RecordingError, SettingsError
 from traces.recording_files import metadata_bytes, write_closed, write_part
 
 PART_ROWS = 32_768
@@ -86,6 +87,20 @@ def prepare_directory(path: str | Path, *, overwrite: bool = False) -> Path:
             f"{path}: cannot write there ({error.strerror}). Give another --out directory."
         ) from None
     return path
+
+
+@contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Turn a disk that does not take a part into a sentence; earlier parts stay readable."""
+    try:
+        yield
+    except OSError as error:
+        raise RecordingError(
+            directory,
+            "",
+            f"could not write a part of the recording ({error.strerror})",
+            "What was recorded before is readable. Make room, or give another --out directory.",
+        ) from error
 
 
 _PART = re.compile(r"part-\d+\.parquet(\.tmp)?")

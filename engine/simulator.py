@@ -11,7 +11,6 @@ import platform
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,8 +24,8 @@ from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, begin, finish, run_chunk
 from engine.core.state import State, make_state
 from engine.ownership import Ownership
-from engine.recorder import Recorder, prepare_directory
-from traces.errors import RecordingError, SettingsError
+from engine.recorder import Recorder, prepare_directory, writing
+from traces.errors import SettingsError
 from traces.workload import Workload
 
 if TYPE_CHECKING:
@@ -157,20 +156,6 @@ def warm_up() -> float:
     return time.perf_counter() - started
 
 
-@contextmanager
-def _writing(directory: Path) -> Iterator[None]:
-    """Turn a disk that does not take a part into a sentence; earlier parts stay readable."""
-    try:
-        yield
-    except OSError as error:
-        raise RecordingError(
-            directory,
-            "",
-            f"could not write a part of the recording ({error.strerror})",
-            "What was recorded before is readable. Make room, or give another --out directory.",
-        ) from error
-
-
 class _Run:
     """One run in progress: the state, its recorder, and the books of both."""
 
@@ -251,7 +236,7 @@ class _Run:
         steps = s.step_rows[: c.num_step_rows]
         self.preemptions += int(steps["num_preempted"].sum())
         self.steps += len(steps)
-        with _writing(self.recorder.directory):
+        with writing(self.recorder.directory):
             written = self.recorder.add(steps, s.event_rows[: c.num_event_rows], s.requests)
             if written and self.ownership is not None:
                 self.recorder.add_spans(self.ownership.cut())
@@ -273,7 +258,7 @@ class _Run:
             self.recorder.add_requests(np.flatnonzero(~ended), self.state.requests)
         if self.ownership is not None:
             self.recorder.add_spans(self.ownership.cut())
-        with _writing(self.recorder.directory):
+        with writing(self.recorder.directory):
             self.recorder.close(status)
         return SimulationResult(
             self.recorder.directory,

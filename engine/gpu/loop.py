@@ -27,7 +27,7 @@ from engine.gpu.kv_cache import KVCache
 from engine.gpu.tokens import Tokens
 from engine.gpu.transfers import Transfers
 from engine.ownership import Ownership
-from engine.recorder import WORK, WORK_ROW, Recorder
+from engine.recorder import WORK, WORK_ROW, Recorder, writing
 
 FLUSH_S = 5.0  # what a killed run may lose
 _IDLE_S = 0.05  # longest wait without a look around
@@ -47,10 +47,12 @@ class _InFlight:
 @dataclass(frozen=True)
 class LoopOptions:
     """stop_ids: tokens that end an answer before its length is reached; poison: the cache whose blocks
-    are filled with NaN when they change hands, so that whoever reads what has gone is found out."""
+    are filled with NaN when they change hands, so that whoever reads what has gone is found out;
+    interrupted: whether to wait no longer for arrivals and copies."""
 
     stop_ids: frozenset[int] = frozenset()
     poison: KVCache | None = None
+    interrupted: Callable[[], bool] = bool
 
 
 class Loop:
@@ -85,6 +87,7 @@ class Loop:
         self._origin_s = 0.0
         self._flushed_s = 0.0
         self._ended = 0
+        self._broken = False  # a part could not be written: nothing more can be
         self.steps = 0
         self.preemptions = 0
         self.recording_s = 0.0  # host time spent on recording
@@ -249,7 +252,7 @@ class Loop:
     # --- waiting -------------------------------------------------------------------------------
 
     def _sleep_until(self, t_s: float) -> None:
-        while (left := t_s - self.now_s) > 0:
+        while (left := t_s - self.now_s) > 0 and not self._options.interrupted():
             time.sleep(min(left, _IDLE_S))
 
     def _wait_for_something(self, start_s: float) -> None:
@@ -272,30 +275,21 @@ class Loop:
         """Empty the core's row buffers into the recorder, and write a part.
 
         Rows from the oldest copy that still runs stay, as it will write its time into them, unless
-        everything has to go.
+        everything has to go. Raises: RecordingError where the disk does not take it.
         """
         started = time.perf_counter()
-        s, c = self._s, self._s.c[0]
+        c, s = self._s.c[0], self._s
         n_steps, n_events = int(c.num_step_rows), int(c.num_event_rows)
         open_step = self._transfers.first_open_step()
         if open_step is not None and not everything:
             n_events = int(np.searchsorted(s.event_rows["step"][:n_events], open_step))
             n_steps = int(np.searchsorted(s.step_rows["step"][:n_steps], open_step))
-        rows = np.empty(n_steps, WORK_ROW)
-        steps = s.step_rows.view(np.ndarray)
-        for name in steps.dtype.names or ():
-            rows[name] = steps[name][:n_steps]
-        for k, (name, _) in enumerate(WORK):
-            rows[name] = [work[k] for work in self._work[:n_steps]]
-        self.preemptions += int(rows["num_preempted"].sum())
-        self.steps += n_steps
-        events = s.event_rows.view(np.ndarray)
-        self._recorder.add(rows, events[:n_events], s.requests)
-        if self._ownership is not None:
-            self._recorder.add_spans(self._ownership.cut())
-        self._recorder.flush()
-        _drop_rows(steps, n_steps, int(c.num_step_rows))
-        _drop_rows(events, n_events, int(c.num_event_rows))
+        self._broken = True
+        with writing(self._recorder.directory):
+            self._write(n_steps, n_events)
+        self._broken = False
+        _drop_rows(s.step_rows.view(np.ndarray), n_steps, int(c.num_step_rows))
+        _drop_rows(s.event_rows.view(np.ndarray), n_events, int(c.num_event_rows))
         c.num_step_rows -= n_steps
         c.num_event_rows -= n_events
         del self._work[:n_steps]
@@ -303,16 +297,34 @@ class Loop:
         self._flushed_s = time.perf_counter()
         self.recording_s += self._flushed_s - started
 
+    def _write(self, n_steps: int, n_events: int) -> None:
+        rows = np.empty(n_steps, WORK_ROW)
+        steps = self._s.step_rows.view(np.ndarray)
+        for name in steps.dtype.names or ():
+            rows[name] = steps[name][:n_steps]
+        for k, (name, _) in enumerate(WORK):
+            rows[name] = [work[k] for work in self._work[:n_steps]]
+        self.preemptions += int(rows["num_preempted"].sum())
+        self.steps += n_steps
+        events = self._s.event_rows.view(np.ndarray)[:n_events]
+        self._recorder.add(rows, events, self._s.requests)
+        if self._ownership is not None:
+            self._recorder.add_spans(self._ownership.cut())
+        self._recorder.flush()
+
     def close(self, status: str) -> None:
         """Record what is left, unfinished requests included, and close the recording."""
         self.wall_s = self.now_s
         self._transfers.close()
+        if self._broken:
+            return
         self._transfers.poll(float(self._s.c[0].now_s))
-        self.record()
+        self.record(everything=True)
         ended = np.isin(self._s.requests.view(np.ndarray)["status"][:-1], _ENDED)
-        if not ended.all():
-            self._recorder.add_requests(np.flatnonzero(~ended), self._s.requests)
-        self._recorder.close(status)
+        with writing(self._recorder.directory):
+            if not ended.all():
+                self._recorder.add_requests(np.flatnonzero(~ended), self._s.requests)
+            self._recorder.close(status)
 
 
 def _drop_rows(rows: np.ndarray, n: int, filled: int) -> None:

@@ -131,13 +131,14 @@ def run(
     setup = _prepare(workload, settings, options)
     directory = prepare_directory(out_dir, overwrite=overwrite)
     with _answers(options.outputs, setup, on_end) as answer:
-        loop = _make_loop(setup, directory, options, answer)
+        stop = _Stop()
+        loop = _make_loop(setup, directory, options, answer, stop)
         load_s = time.perf_counter() - began
         status = "failed"
         try:
-            with _terminating():
-                status = _drive(loop, setup, progress, cancelled)
-        except (KeyboardInterrupt, _Terminated):
+            with stop.listening():
+                status = _drive(loop, setup, stop, progress, cancelled)
+        except KeyboardInterrupt:
             status = "stopped"
             raise
         finally:
@@ -368,6 +369,7 @@ def _make_loop(
     directory: Path,
     options: RunOptions,
     answer: Callable[[int, np.ndarray], None] | None,
+    interrupted: _Stop,
 ) -> Loop:
     settings = setup.resolved.settings
     stop: frozenset[int] = frozenset()
@@ -392,7 +394,7 @@ def _make_loop(
         setup.tokens,
         recorder,
         Ownership() if options.blocks else None,
-        LoopOptions(stop, setup.kv if options.poison else None),
+        LoopOptions(stop, setup.kv if options.poison else None, lambda: bool(interrupted)),
         answer,
     )
 
@@ -400,6 +402,7 @@ def _make_loop(
 def _drive(
     loop: Loop,
     setup: _Setup,
+    stop: _Stop,
     progress: Callable[[Progress], None] | None,
     cancelled: Callable[[], bool] | None,
 ) -> str:
@@ -410,6 +413,7 @@ def _drive(
         code = loop.step()
         if code in END_STATUS:
             return END_STATUS[code]
+        stop.check()
         if code == Code.MORE and loop.now_s - shown_s > 0.1:
             shown_s = loop.now_s
             if progress is not None:
@@ -419,26 +423,50 @@ def _drive(
                 return "cancelled"
 
 
-class _Terminated(SystemExit):
-    """SIGTERM came."""
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came. exit_code: what a shell expects of a process that it ended."""
+
+    exit_code = 128 + signal.SIGTERM
 
 
-@contextmanager
-def _terminating() -> Iterator[None]:
-    """Let SIGTERM end the run as Ctrl-C does, where signals can be had (the main thread)."""
+class _Stop:
+    """Whether Ctrl-C or SIGTERM came: a step is ended first, so that what is recorded fits together.
 
-    def stop(*_: object) -> None:
-        raise _Terminated(143)
+    A second signal stops at once.
+    """
 
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+    def __init__(self) -> None:
+        self._came: KeyboardInterrupt | None = None
+
+    def __bool__(self) -> bool:
+        return self._came is not None
+
+    def check(self) -> None:
+        """Raise what came."""
+        if self._came is not None:
+            raise self._came
+
+    def _take(self, number: int, _: object) -> None:
+        came = _Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
+        if self._came is not None:
+            raise came
+        self._came = came
+
+    @contextmanager
+    def listening(self) -> Iterator[None]:
+        """Take the two signals, where they can be had (the main thread)."""
+        before: dict[int, Any] = {}
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM):
+                before[number] = signal.signal(number, self._take)
+        except ValueError:
+            yield
+            return
+        try:
+            yield
+        finally:
+            for taken, handler in before.items():
+                signal.signal(taken, handler)
 
 
 @contextmanager
