@@ -83,7 +83,7 @@ def capture_or_warn(
         reason = str(fault).strip().split("\n")[0]
         warnings.warn(
             f"decode runs without CUDA graphs, which is slower for small models: capturing them failed "
-            f"({type(fault).__name__}: {reason}). Set cuda_graphs off to run like this without trying, "
+            f"({type(fault).__name__}: {reason}). Use --no-cuda-graphs to run like this without trying, "
             "or a lower --gpu-memory-utilization if memory was short.",
             stacklevel=2,
         )

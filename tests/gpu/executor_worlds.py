@@ -165,6 +165,16 @@ class World:
         self.free += row.blocks
         return row.tokens
 
+    def move(self, name: str) -> None:
+        """Swap a request out and in: its KV goes to other blocks, its row stays."""
+        row = self.rows[name]
+        old, row.blocks = row.blocks, [self.free.pop(0) for _ in row.blocks]
+        self.kv.blocks[row.blocks] = self.kv.blocks[old]
+        self.table[row.slot, : len(old)] = row.blocks
+        self.kv.poison(old)
+        self.free += old
+        self.executor.load_tokens(row.slot, np.array(row.tokens), key=ord(name))
+
     def inputs(self, *parts: tuple[str, int]) -> StepInputs:
         """The step that computes so many tokens of each of the named requests."""
         columns = []

@@ -11,12 +11,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from engine.gpu.graphs import DecodeGraphs, bucket_sizes
 from engine.gpu.sampling import Sampling
-from tests.gpu.executor_worlds import World, dense_tokens, prompt, tiny_model
+from tests.gpu.executor_worlds import PROMPTS, World, dense_tokens, prompt, tiny_model
 from tests.gpu.recorded_graphs import MaskedAttention, RecordingCapturer
 
 
@@ -164,6 +165,53 @@ def test_a_window_holds_in_a_replay():
     world.decode("c", 6)
 
     assert world.sampled("c") == dense_tokens(model, prompt("c"), 7)
+
+
+def random_part(world, random, name):
+    """One token of a request that decodes, a chunk of what is left of one that does not."""
+    row = world.rows[name]
+    left = len(row.tokens) + row.in_flight - row.computed
+    return name, int(random.integers(1, left + 1))
+
+
+@pytest.mark.parametrize("graphs", [False, True], ids=["launched", "replayed"])
+@pytest.mark.parametrize("seed", range(4))
+def test_any_schedule_gives_each_request_its_own_tokens(seed, graphs):
+    random = np.random.default_rng(seed)
+    world = graph_world(shuffle=seed)[0] if graphs else World(shuffle=seed)
+    waiting = {name: prompt(name) for name in "abcd"}
+    answers, submitted = {}, []
+    while waiting or world.rows:
+        still = set()
+        if random.random() < 0.2 or any(
+            len(row.tokens) + row.in_flight == PROMPTS[name] + 10
+            for name, row in world.rows.items()
+        ):
+            while submitted:
+                world.take(submitted.pop(0))
+            for name in list(world.rows):
+                if len(world.rows[name].tokens) == PROMPTS[name] + 10:
+                    answers[name] = world.leave(name)
+                elif random.random() < 0.2:
+                    waiting[name] = world.leave(name)
+                elif random.random() < 0.3:
+                    world.move(name)
+                    still.add(name)
+        for name in list(waiting):
+            taken = {row.slot for row in world.rows.values()}
+            if random.random() < 0.4:
+                slot = int(random.choice(sorted(set(range(6)) - taken)))
+                world.enter(name, slot, waiting.pop(name))
+        parts = [random_part(world, random, name) for name in world.rows if name not in still]
+        if parts:
+            random.shuffle(parts)
+            submitted.append(world.submit(*((name, int(num)) for name, num in parts)))
+        if len(submitted) == 2:
+            world.take(submitted.pop(0))
+
+    for name, tokens in answers.items():
+        assert tokens[PROMPTS[name] :] == dense_tokens(world.model, prompt(name), 10), name
+    assert sorted(answers) == ["a", "b", "c", "d"]
 
 
 @pytest.mark.parametrize("fail_at", [0, 2])
