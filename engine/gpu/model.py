@@ -14,8 +14,9 @@ from collections.abc import Callable
 import torch
 import torch.nn.functional as F
 
+from engine.gpu.fused import gated, kernels_for, split_heads
 from engine.gpu.model_config import ModelConfig
-from engine.gpu.rope import attention_factor, cos_sin, inverse_frequencies, rotate
+from engine.gpu.rope import attention_factor, cos_sin, inverse_frequencies
 
 # attend(layer, q (T, H, D), k (T, Hkv, D), v (T, Hkv, D)) -> (T, H, D); all of them contiguous
 Attend = Callable[[int, torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -41,6 +42,7 @@ class Layer(torch.nn.Module):
         super().__init__()
         c = config
         self.config = config
+        self.kernels = kernels_for(like.device, like.dtype)
         rows = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
         self.attention_norm = _parameter((c.hidden,), like)
         self.qkv = _parameter((rows, c.hidden), like)
@@ -61,18 +63,17 @@ class Layer(torch.nn.Module):
         """Query (T, H, D), key and value (T, Hkv, D) of normed hidden x (T, hidden), turned."""
         c = self.config
         joint = F.linear(x, self.qkv, self.qkv_bias).view(x.shape[0], -1, c.head_dim)
-        q, k, v = joint.split((c.num_heads, c.num_kv_heads, c.num_kv_heads), dim=1)
-        if self.query_norm is not None:
-            q = F.rms_norm(q, (c.head_dim,), self.query_norm, c.rms_eps)
-            k = F.rms_norm(k, (c.head_dim,), self.key_norm, c.rms_eps)
-        return rotate(q, cos, sin), rotate(k, cos, sin), v.contiguous()
+        norms = (self.query_norm, self.key_norm) if c.qk_norm else None
+        return split_heads(
+            joint, c.num_heads, c.num_kv_heads, norms, c.rms_eps, cos, sin, self.kernels
+        )
 
     def mlp(self, hidden: torch.Tensor) -> torch.Tensor:
         """hidden (T, hidden) with the MLP of its norm added."""
         c = self.config
         x = F.rms_norm(hidden, (c.hidden,), self.mlp_norm, c.rms_eps)
-        gate, up = F.linear(x, self.gate_up, self.gate_up_bias).chunk(2, dim=-1)
-        return add_linear(hidden, F.silu(gate) * up, self.down, self.down_bias)
+        gate_up = F.linear(x, self.gate_up, self.gate_up_bias)
+        return add_linear(hidden, gated(gate_up, self.kernels), self.down, self.down_bias)
 
 
 class CausalLM(torch.nn.Module):

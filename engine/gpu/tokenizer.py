@@ -93,7 +93,7 @@ class TextTokenizer:
         """
         if self.template is None:
             raise SettingsError(
-                f"{self.name} has no chat template. Give the prompt as plain text (--no-chat), or an instruct model."
+                f"{self.name} has no chat template. Give its prompts as plain text, or use an instruct model."
             )
         turns = (
             [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
