@@ -77,7 +77,9 @@ class Solver:
 
     def __init__(self, f: Features, base: DeviceSpec, host_known: bool) -> None:
         self.f, self.start, self.host_known = f, base_coefficients(base), host_known
-        self._last = self.start  # where the next solve begins: it says which branch a step takes
+        self._last = (
+            self.start
+        )  # where the next solve begins: it says which branch a step takes
         self.kept: dict[str, str] = {
             "io": "it cannot be told from the linear layers' arithmetic"
         }
@@ -118,17 +120,8 @@ class Solver:
 
     def _choose_groups(self) -> None:
         """Join overheads that these steps cannot tell apart, until the whole design is sound."""
-        step = () if self.host_known else ("step",)
-        overheads = ("layer", "decode_layer", "prefill_layer")
-        options: list[tuple[tuple[str, ...], ...]] = [tuple((n,) for n in step + overheads)]
-        if step:
-            options.append((("step", "layer"), ("decode_layer",), ("prefill_layer",)))
-        options += [
-            ((*step, "layer", "decode_layer"), ("prefill_layer",)),
-            ((*step, *overheads),),
-        ]
-        for option in options:
-            there = (tuple(n for n in g if self._has(n)) for g in option)
+        for groups in self._options():
+            there = (tuple(n for n in g if self._has(n)) for g in groups)
             self.groups = tuple(g for g in there if g)
             columns, _, _ = self._design(self.start, *self._branches(self.start))
             condition = condition_number(columns)[0]
@@ -136,12 +129,28 @@ class Solver:
                 break
         self.condition["all steps"] = condition
         fitted = {n for g in self.groups for n in g}
-        self.kept |= {n: "no such steps" for n in overheads if n not in fitted}
+        for name in ("layer", "decode_layer", "prefill_layer", "request"):
+            if name not in fitted:
+                self.kept[name] = (
+                    "it cannot be told from the tokens" if self._has(name) else "no such steps"
+                )
         if condition > MAX_CONDITION:
             raise SettingsError(
                 f"the steps of all recordings together leave the step model undetermined (condition number {condition:.3g}, "
                 f"at most {MAX_CONDITION:g}). Add a recording with other batch sizes, prompt lengths and mixed steps."
             )
+
+    def _options(self) -> list[tuple[tuple[str, ...], ...]]:
+        """Ways to join the overheads, the finest first; the coarsest leave requests at the base."""
+        step = () if self.host_known else ("step",)
+        fine: list[tuple[tuple[str, ...], ...]] = [
+            tuple((n,) for n in (*step, "layer", "decode_layer", "prefill_layer"))
+        ]
+        if step:
+            fine.append((("step", "layer"), ("decode_layer",), ("prefill_layer",)))
+        fine.append(((*step, "layer", "decode_layer"), ("prefill_layer",)))
+        fine.append(((*step, "layer", "decode_layer", "prefill_layer"),))
+        return [(*groups, ("request",)) for groups in fine] + fine
 
     def _has(self, name: str) -> bool:
         column = {"decode_layer": self.f.decode_layers, "prefill_layer": self.f.prefill_layers}
@@ -173,6 +182,7 @@ class Solver:
             "layer": f.layers,
             "decode_layer": f.decode_layers,
             "prefill_layer": f.prefill_layers,
+            "request": f.request_layers,
             "linear": soft + np.maximum(f.head_flops, c.ratio * f.head_read),
             "context": np.where(by_flops, 0.0, f.ctx_read)
             + np.where(by_look, f.look_read, 0.0),

@@ -38,6 +38,7 @@ class Features:
     layers: np.ndarray
     decode_layers: np.ndarray
     prefill_layers: np.ndarray
+    request_layers: np.ndarray
     ctx_read: np.ndarray
     ctx_flops: np.ndarray
     look_read: np.ndarray
@@ -71,6 +72,7 @@ class Coefficients:
     layer: float
     decode_layer: float
     prefill_layer: float
+    request: float
     linear: float
     ratio: float
     knee: float
@@ -86,6 +88,7 @@ def base_coefficients(base: DeviceSpec) -> Coefficients:
         layer=base.layer_overhead_s,
         decode_layer=base.attention_overhead_s,
         prefill_layer=base.prefill_overhead_s,
+        request=base.request_overhead_s,
         linear=1 / base.linear_efficiency,
         ratio=base.linear_efficiency / base.weight_read_efficiency,
         knee=base.knee,
@@ -119,7 +122,7 @@ def _features(
     unit = replace(
         base, linear_efficiency=1.0, weight_read_efficiency=1.0, decode_attention_efficiency=1.0,
         prefill_attention_efficiency=1.0, prefill_io_efficiency=1.0, layer_overhead_s=1.0,
-        attention_overhead_s=1.0, prefill_overhead_s=1.0,
+        attention_overhead_s=1.0, prefill_overhead_s=1.0, request_overhead_s=1.0,
     )  # fmt: skip
     p = make_cost_params(
         m, unit, kv_dtype=setup.kv_dtype, weight_dtype=setup.weight_dtype, block_size=setup.block_size
@@ -141,6 +144,7 @@ def _features(
         "layers": np.full(len(s), p.layers_overhead_s),
         "decode_layers": np.where(decode > 0, p.decode_fixed_s, 0.0),
         "prefill_layers": np.where(s.num_chunks > 0, p.prefill_fixed_s, 0.0),
+        "request_layers": p.request_s * (decode + s.num_chunks),
         "ctx_read": per_token * ctx_layers,
         "ctx_flops": m.decode_flops_per_context_token / base.peak_flops * ctx_layers,
         "look_read": per_token * look,
@@ -195,7 +199,7 @@ def predict(f: Features, c: Coefficients) -> np.ndarray:
     low = np.minimum(f.flops, c.ratio * f.read)
     soft = high * (1 + (low / high) ** c.knee) ** (1 / c.knee)
     t = c.linear * (soft + np.maximum(f.head_flops, c.ratio * f.head_read))
-    t += c.layer * f.layers + c.decode_layer * f.decode_layers
+    t += c.layer * f.layers + c.decode_layer * f.decode_layers + c.request * f.request_layers
     t += np.maximum(c.context * f.ctx_read, c.pairs * f.ctx_flops)
     t += c.prefill_layer * f.prefill_layers + c.io * f.io
     return t + np.maximum(c.pairs * f.pair, c.context * f.look_read)

@@ -122,7 +122,7 @@ def step_time_s(
     if num_tokens == 0:
         return 0.0
     t = p.step_overhead_s + linear_layers_time_s(p, num_tokens)
-    t += allreduce_time_s(p, num_tokens)
+    t += allreduce_time_s(p, num_tokens) + p.request_s * (num_decode + num_chunks)
     if num_logit_rows > 0:
         t += max(p.head_row_s * num_logit_rows, p.head_read_s)
     if num_decode > 0:

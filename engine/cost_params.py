@@ -55,6 +55,7 @@ class CostParams(NamedTuple):
     context_token_s: float
     window_context_token_s: float
     prefill_fixed_s: float
+    request_s: float
     prefill_token_s: float
     pair_s: float
     window_pair_s: float
@@ -209,6 +210,7 @@ def _attention(
         "context_token_s": m.num_full_layers * context,
         "window_context_token_s": m.num_window_layers * context,
         "prefill_fixed_s": m.num_layers * d.prefill_overhead_s,
+        "request_s": m.num_layers * d.request_overhead_s,
         "prefill_token_s": m.num_layers * io,
         "pair_s": m.num_full_layers * pair,
         "window_pair_s": m.num_window_layers * pair,

@@ -51,7 +51,8 @@ class DeviceSpec:
     linear_efficiency). decode_attention_efficiency of memory_bytes_per_s, attention_overhead_s
     per layer; prefill_attention_efficiency of peak_flops for the products, prefill_io_efficiency of
     memory_bytes_per_s for reading queries, keys and values and writing the output, and
-    prefill_overhead_s per layer of a step that prefills. step_overhead_s: host time of a step that the device does not hide.
+    prefill_overhead_s per layer of a step that prefills; request_overhead_s per layer and request of a
+    step, where attention takes requests one by one. step_overhead_s: host time of a step that the device does not hide.
     allreduce: one AllReduce a tp, ascending.
     link_in/out_bytes_per_s: large copies from / to the host, one way; contention_in/out: what is
     left of each while the other direction is busy. *_copy_s: fixed time of each copy on that copy
@@ -76,6 +77,7 @@ class DeviceSpec:
     prefill_attention_efficiency: float
     prefill_io_efficiency: float
     prefill_overhead_s: float
+    request_overhead_s: float
     step_overhead_s: float
     allreduce: tuple[AllReduce, ...]
     link_in_bytes_per_s: float
@@ -96,7 +98,7 @@ class DeviceSpec:
 VALUE_NAMES = tuple(f.name for f in fields(DeviceSpec) if f.name not in ("name", "sources"))
 NUMBER_NAMES = tuple(n for n in VALUE_NAMES if n != "allreduce")
 _ZERO_ALLOWED = ("peak_fp8_flops", "step_overhead_s", "layer_overhead_s", "moe_layer_overhead_s",
-                 "attention_overhead_s", "prefill_overhead_s", "loop_copy_s", "batch_copy_s",
+                 "attention_overhead_s", "prefill_overhead_s", "request_overhead_s", "loop_copy_s", "batch_copy_s",
                  "coalesced_copy_s", "transfer_overhead_s")  # fmt: skip
 _SHARES = ("linear_efficiency", "weight_read_efficiency", "moe_linear_factor", "decode_attention_efficiency",
            "prefill_attention_efficiency", "prefill_io_efficiency", "contention_in", "contention_out")  # fmt: skip

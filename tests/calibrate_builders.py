@@ -32,6 +32,7 @@ MACHINE = replace(
     step_overhead_s=2e-3,
     attention_overhead_s=3e-4,
     prefill_overhead_s=2e-4,
+    request_overhead_s=1e-4,
     link_in_bytes_per_s=4e9,
     link_out_bytes_per_s=3e9,
     loop_copy_s=2e-6,

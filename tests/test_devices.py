@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from engine.cost_params import make_cost_params
+from engine.cost_model import make_cost_params, step_time_s
 from engine.devices import VALUE_NAMES, known_devices, load_device
 from engine.models import load_model
 from traces.errors import SettingsError
@@ -128,3 +128,19 @@ def test_weights_in_32_bits_take_twice_the_memory():
 
     assert model.weights_bytes() / 1e6 == pytest.approx(269, abs=1)
     assert model.weights_bytes(weight_dtype="float32") / 1e6 == pytest.approx(538, abs=1)
+
+
+def test_a_device_that_attends_request_by_request_pays_for_each_in_every_layer():
+    model = load_model("smollm2-135m")
+    batched = make_cost_params(model, load_device("h200"))
+    singly = make_cost_params(
+        model, load_device("h200"), overrides={"request_overhead_s": 1e-4}
+    )
+
+    def seconds(p, num_decode, num_chunks):
+        return step_time_s(p, num_decode, 4000.0, 0.0, 64 * num_chunks, 0.0, 0.0, num_chunks, 4)
+
+    for requests, extra_s in (((4, 0), 0.012), ((4, 2), 0.018), ((0, 1), 0.003)):
+        assert seconds(singly, *requests) - seconds(batched, *requests) == pytest.approx(
+            extra_s
+        )
