@@ -24,7 +24,7 @@ _GAMMA = 0x9E3779B97F4A7C15
 _MUL64 = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 _MUL32 = (0x85EBCA6B, 0xC2B2AE35)
 _LARGEST_BELOW_ONE = 1.0 - 2.0**-24  # in float32
-_SCORES_AT_ONCE = {"cpu": 1 << 16, "cuda": 1 << 24}
+_SCORES_AT_ONCE = {"cpu": 1 << 17, "cuda": 1 << 24}
 _FEW = 512  # the most probable tokens, among which a CPU looks for top_p before it sorts all
 
 
@@ -97,13 +97,17 @@ def sample(
     # Rows do not look at each other. Few at a time stay in a CPU's cache, and bound a GPU's memory.
     at_once = max(1, _SCORES_AT_ONCE[logits.device.type] // logits.shape[1])
     parts = zip(logits.split(at_once), seeds.split(at_once), strict=True)
-    return torch.cat([_draw(rows.float(), sampling, words) for rows, words in parts])
+    mixed = mixed_ids(logits.shape[1], logits.device)
+    return torch.cat([_draw(rows.float(), sampling, mixed, words) for rows, words in parts])
 
 
-def _draw(logits: torch.Tensor, sampling: Sampling, seeds: torch.Tensor) -> torch.Tensor:
+def _draw(
+    logits: torch.Tensor, sampling: Sampling, mixed: torch.Tensor, seeds: torch.Tensor
+) -> torch.Tensor:
     scores = logits / sampling.temperature
     bound = smallest_kept(scores, sampling)
-    race = scores - exponential_noise(hash_words(seeds, scores.shape[1])).log_()
+    noise = exponential_noise(hash_words(mixed, seeds))
+    race = torch.sub(scores, noise.log_(), out=noise)
     if bound is not None:
         race.masked_fill_(scores < bound, -math.inf)
     return _largest(race)
@@ -150,28 +154,36 @@ def _most_probable(scores: torch.Tensor, top_p: float) -> tuple[torch.Tensor, to
 def exponential_noise(words: torch.Tensor) -> torch.Tensor:
     """Exponential noise of mean 1, float32, above 0 and finite, one for each of `words` (int32)."""
     # 31 bits: a small number becomes an exact float, and it is small noise that wins a race.
-    uniform = (words & 0x7FFFFFFF).float().add_(0.5).mul_(2.0**-31)
-    return uniform.clamp_(max=_LARGEST_BELOW_ONE).neg_().log1p_().neg_()
+    negative = (words & 0x7FFFFFFF).float().add_(0.5).mul_(-(2.0**-31))
+    return negative.clamp_(min=-_LARGEST_BELOW_ONE).log1p_().neg_()
 
 
-def hash_words(seeds: torch.Tensor, vocab: int) -> torch.Tensor:
-    """32 hashed bits (M, vocab) int32 for each row and token id.
+def hash_words(mixed: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    """32 hashed bits (M, V) int32 for each row with seeds (M, 2) and token, from mixed_ids(V).
 
-    The token id is mixed once for all rows; the row's first word is added before the first multiply,
-    its second between the two. Integer products wrap, as on every device that torch has.
+    The row's first word is added before the first multiply, its second between the two. Integer
+    products wrap, as on every device that torch has.
     """
-    ids = torch.arange(vocab, dtype=torch.int32, device=seeds.device)
-    mixed = _xorshift(ids, 16).mul_(_signed(_MUL32[0]))
-    mixed = _xorshift(mixed, 13).mul_(_signed(_MUL32[1]))
-    x = _xorshift(mixed, 16)[None, :] + seeds[:, :1]
-    x = _xorshift(x, 16).mul_(_signed(_MUL32[0])).bitwise_xor_(seeds[:, 1:])
-    x = _xorshift(x, 13).mul_(_signed(_MUL32[1]))
-    return _xorshift(x, 16)
+    x = mixed[None, :] + seeds[:, :1]
+    room = torch.empty_like(x)
+    _xorshift(x, 16, room).mul_(_signed(_MUL32[0])).bitwise_xor_(seeds[:, 1:])
+    _xorshift(x, 13, room).mul_(_signed(_MUL32[1]))
+    return _xorshift(x, 16, room)
 
 
-def _xorshift(x: torch.Tensor, bits: int) -> torch.Tensor:
-    """x ^ (x >> bits) with zeros shifted in: torch's shift of an int32 brings its sign in."""
-    return (x >> bits).bitwise_and_((1 << (32 - bits)) - 1).bitwise_xor_(x)
+def mixed_ids(vocab: int, device: torch.device) -> torch.Tensor:
+    """Token ids hashed once for all rows, (vocab,) int32."""
+    x = torch.arange(vocab, dtype=torch.int32, device=device)
+    room = torch.empty_like(x)
+    _xorshift(x, 16, room).mul_(_signed(_MUL32[0]))
+    _xorshift(x, 13, room).mul_(_signed(_MUL32[1]))
+    return _xorshift(x, 16, room)
+
+
+def _xorshift(x: torch.Tensor, bits: int, room: torch.Tensor) -> torch.Tensor:
+    """x ^= x >> bits with zeros shifted in (torch shifts in an int32's sign); room is overwritten."""
+    torch.bitwise_right_shift(x, bits, out=room)
+    return x.bitwise_xor_(room.bitwise_and_((1 << (32 - bits)) - 1))
 
 
 def _signed(word: int) -> int:

@@ -16,12 +16,14 @@ from engine.gpu.sampling import (
     Sampling,
     exponential_noise,
     hash_words,
+    mixed_ids,
     row_seeds,
     sample,
     smallest_kept,
 )
 from traces.errors import SettingsError
 
+CPU = torch.device("cpu")
 LOGITS = torch.log(torch.tensor([0.4, 0.3, 0.2, 0.1]))
 
 
@@ -80,7 +82,7 @@ def test_hash_words_are_what_python_integers_give():
 
     rows = [(0, 0), (0xFFFFFFFF, 0x80000000), (0x12345678, 0x9ABCDEF0)]
     seeds = torch.from_numpy(np.array(rows, np.uint32).view(np.int32))
-    words = hash_words(seeds, 5000).numpy().view(np.uint32)
+    words = hash_words(mixed_ids(5000, CPU), seeds).numpy().view(np.uint32)
 
     for row, (first, second) in enumerate(rows):
         for token in (0, 1, 2, 31, 4095, 4999):
@@ -89,7 +91,7 @@ def test_hash_words_are_what_python_integers_give():
 
 @pytest.mark.parametrize("shift", [24, 16, 0])
 def test_hash_words_fill_256_bins_evenly(shift):
-    words = hash_words(seeds_of(512), 1024).numpy().view(np.uint32)
+    words = hash_words(mixed_ids(1024, CPU), seeds_of(512)).numpy().view(np.uint32)
     counts = np.bincount(((words >> shift) & 255).reshape(-1), minlength=256)
 
     assert 180.0 < chi_square(counts, np.full(256, 2048)) < 330.5  # 255 degrees of freedom
@@ -102,7 +104,7 @@ def test_neighbours_have_unrelated_noise(which):
         seeds = torch.from_numpy(row_seeds(7, keys, np.full(2000, 5)))
     else:
         seeds = seeds_of(2000)
-    words = hash_words(seeds, 65).numpy().view(np.uint32) >> 29
+    words = hash_words(mixed_ids(65, CPU), seeds).numpy().view(np.uint32) >> 29
     if which == "tokens":
         pairs = words[:, :-1] * 8 + words[:, 1:]
     else:
