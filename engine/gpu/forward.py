@@ -18,7 +18,8 @@ from engine.gpu.attention import AttentionBackend
 from engine.gpu.batch import AttentionBatch
 from engine.gpu.kv_cache import KVCache
 from engine.gpu.model import CausalLM
-from engine.gpu.step_tensors import PackedStep, Parts, StepTensors
+from engine.gpu.step_buffer import Parts
+from engine.gpu.step_tensors import PackedStep, StepTensors
 
 
 class PagedAttention:

@@ -13,76 +13,16 @@ R requests of a step, T their tokens, M those that get a next token, D changed p
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from engine.gpu.batch import AttentionBatch, StepInputs
+from engine.gpu.step_buffer import Layout, Parts, Staging
 from traces.errors import InvariantError
 
 _NOWHERE = -1  # slot_mapping of padding: its K and V are written nowhere
-
-
-class Parts(NamedTuple):
-    """The sections of a step buffer: NumPy arrays on the host, tensors on the device.
-
-    The first six lie where R and T alone put them, so that a CUDA graph can read them. int64:
-    token_index (T,), places in the flat token table; positions (T,); slot_mapping (T,). int32:
-    slots (R,); query_start (R + 1,); seq_lens (R,). Then int64: logit_rows (M,), rows of the flat
-    batch that get a next token; write_index (M,), where that goes in the flat token table;
-    changed (D,), places in the flat block table. int32: seeds (2 M,); block_ids (D,).
-    """
-
-    token_index: Any
-    positions: Any
-    slot_mapping: Any
-    slots: Any
-    query_start: Any
-    seq_lens: Any
-    logit_rows: Any
-    write_index: Any
-    changed: Any
-    seeds: Any
-    block_ids: Any
-
-
-class _Layout(NamedTuple):
-    """Sizes of a step buffer; offsets in words of 64 bits."""
-
-    requests: int
-    tokens: int
-    samples: int
-    changes: int
-
-    @property
-    def rest(self) -> int:
-        """Where the sections begin that are not fixed."""
-        return 3 * self.tokens + (3 * self.requests + 2) // 2
-
-    @property
-    def words(self) -> int:
-        both = 2 * self.samples + self.changes
-        return self.rest + both + (both + 1) // 2
-
-    def cut(self, words: Any, ints: Any) -> Parts:
-        """The sections of a buffer given as int64 and as int32, of NumPy or torch alike."""
-        r, t, m, d = self
-        a = self.rest
-        b, c = 6 * t, 2 * (a + 2 * m + d)
-        return Parts(
-            words[:t],
-            words[t : 2 * t],
-            words[2 * t : 3 * t],
-            ints[b : b + r],
-            ints[b + r : b + 2 * r + 1],
-            ints[b + 2 * r + 1 : b + 3 * r + 1],
-            words[a : a + m],
-            words[a + m : a + 2 * m],
-            words[a + 2 * m : a + 2 * m + d],
-            ints[c : c + 2 * m],
-            ints[c + 2 * m : c + 2 * m + d],
-        )
 
 
 class PackedStep(NamedTuple):
@@ -97,16 +37,6 @@ class PackedStep(NamedTuple):
     parts: Parts
     query_lens_host: np.ndarray
     seq_lens_host: np.ndarray
-
-
-class _Staging:
-    """A host buffer and when its last copy has ended."""
-
-    def __init__(self, words: int, pinned: bool) -> None:
-        self.tensor = torch.zeros(words, dtype=torch.int64, pin_memory=pinned)
-        self.words = self.tensor.numpy()
-        self.ints = self.words.view(np.int32)
-        self.copied: Any = torch.cuda.Event() if pinned else None
 
 
 class BlockTable:
@@ -187,8 +117,8 @@ class StepTensors:
         # The blocks that a step adds are bounded by its tokens, but for rows that enter with their
         # KV (found in the cache, swapped in): where those are too many they get their own copy.
         self._max_changes = most_tokens + 4 * max_num_seqs
-        words = _Layout(max_num_seqs, most_tokens, max_num_seqs, self._max_changes).words
-        self._staging = [_Staging(words, self._pinned) for _ in range(1 + self._pinned)]
+        words = Layout(max_num_seqs, most_tokens, max_num_seqs, self._max_changes).words
+        self._staging = [Staging(words, self._pinned) for _ in range(1 + self._pinned)]
         self._turn = 0
         if self._pinned:
             self._words = torch.zeros(words, dtype=torch.int64, device=device)
@@ -213,7 +143,7 @@ class StepTensors:
 
     def parts(self, num_requests: int, num_tokens: int) -> Parts:
         """Views of the device buffer for a step of that size without samples or changes."""
-        return _Layout(num_requests, num_tokens, 0, 0).cut(self._words, self._ints)
+        return Layout(num_requests, num_tokens, 0, 0).cut(self._words, self._ints)
 
     def pack(
         self, step: StepInputs, seeds: np.ndarray | None = None, padded: int | None = None
@@ -237,7 +167,7 @@ class StepTensors:
         num, num_decode = len(one), int(np.count_nonzero(one))
         padding = 0 if padded is None else padded - num
         num_tokens = num if num_decode == num else int(step.tokens.sum())
-        layout = _Layout(
+        layout = Layout(
             num + padding,
             num_tokens + padding,
             int(np.count_nonzero(step.samples)),
