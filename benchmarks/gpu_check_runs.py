@@ -1,13 +1,12 @@
 """GPU check, runs: two recordings under pressure, and a device file fitted to recordings.
 
 The scheduler is compiled at first use, which takes one core a minute or two: `start_compiling` has
-another process do that on the CPU while the card is measured.
-
-    python benchmarks/gpu_check_runs.py FOLDER      the run that compiles
+another process do that on the CPU, by the quick form of this section, while the card is measured.
 """
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -17,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from gpu_check_model import compare, cost_model, model_name, preset
 from gpu_check_table import FAILED, OK, Check, Skip
 
@@ -26,15 +24,19 @@ MOST_MEDIAN_ERROR = 0.15
 
 
 def start_compiling(check: Check) -> None:
-    """Start the process that fills numba's cache, at low priority; a row says where it cannot."""
-    missing = _missing()
-    if missing or check.quick:
+    """Start the process that fills numba's cache, at low priority."""
+    if check.quick or _missing():
         return
-    command = [sys.executable, __file__, str(check.out / "compile")]
-    log = (check.out / "compile.log").open("w")
-    check.shared["compiling"] = subprocess.Popen(
-        ["nice", "-n", "10", *command], stdout=log, stderr=subprocess.STDOUT
-    )
+    script = Path(__file__).with_name("gpu_check.py")
+    command = ["nice", "-n", "10", sys.executable, str(script), "--device", "cpu", "--quick"]
+    command += ["--only", "recordings", "--out", str(check.out / "compile")]
+    with (check.out / "compile.log").open("w") as log:
+        check.shared["compiling"] = subprocess.Popen(
+            command,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
 
 
 def _missing() -> str:
@@ -206,20 +208,3 @@ def calibration(check: Check) -> None:
     if "lengths" in check.shared:
         lengths = list(check.shared["lengths"].recompute)
         compare(check, "calibrated", cost_model(check, check.out / "device.json", lengths))
-
-
-def compile_scheduler(folder: Path) -> None:
-    """A tiny run on the CPU, swap included: everything that a run compiles is in numba's cache then."""
-    folder.mkdir(parents=True, exist_ok=True)
-    torch.set_num_threads(1)
-    check = Check(torch.device("cpu"), True, folder, time.perf_counter() + 600.0)
-    check.facts["device"] = "cpu"
-    for mode in ("recompute", "swap"):
-        record(
-            check, f"compile-{mode}", pressed(check), preemption_mode=mode, num_host_blocks=64
-        )
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-    compile_scheduler(Path(sys.argv[1]))
