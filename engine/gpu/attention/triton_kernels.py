@@ -70,31 +70,6 @@ def store_kernel(
 
 
 @triton.jit
-def _load_rows(
-    pointers, inside, HEAD_DIM: tl.constexpr, DIM: tl.constexpr, MASKED: tl.constexpr
-):
-    """Tokens x DIM of a cache; 0 where a token is not inside and in the padding of the head."""
-    if MASKED:
-        dims = tl.arange(0, DIM)
-        return tl.load(pointers, mask=inside[:, None] & (dims < HEAD_DIM)[None, :], other=0.0)
-    elif DIM == HEAD_DIM:
-        return tl.load(pointers)
-    else:
-        dims = tl.arange(0, DIM)
-        return tl.load(pointers, mask=(dims < HEAD_DIM)[None, :], other=0.0)
-
-
-@triton.jit
-def _dot(a, b, acc, WIDEN: tl.constexpr):
-    """acc + a b with fp32 sums. WIDEN is for Triton's interpreter, which cannot multiply bfloat16:
-    the same products, taken in fp32."""
-    if WIDEN:
-        return tl.dot(a.to(tl.float32), b.to(tl.float32), acc, input_precision="ieee")
-    else:
-        return tl.dot(a, b, acc, input_precision="ieee")
-
-
-@triton.jit
 def _attend_tile(
     q,
     peak,
@@ -117,7 +92,6 @@ def _attend_tile(
     BLOCK_SIZE: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,
-    ROWS: tl.constexpr,
     TILE: tl.constexpr,
     WIDEN: tl.constexpr,
 ):
@@ -125,7 +99,8 @@ def _attend_tile(
 
     peak, total (ROWS,): largest score so far (in powers of two) and sum of weights; acc [ROWS, DIM].
     table: the request's row; key_head, value_head: the caches at block 0 of this head. MASKED: some
-    of the tile may be past seq_len or past a row's query_place; unmasked tiles skip all tests.
+    of the tile may be past seq_len or past a row's query_place; unmasked tiles skip all tests. WIDEN is
+    for Triton's interpreter, which cannot multiply bfloat16: the same products, taken in fp32.
     """
     places = at + tl.arange(0, TILE)
     dims = tl.arange(0, DIM)
@@ -135,10 +110,22 @@ def _attend_tile(
     else:
         blocks = tl.load(table + places // BLOCK_SIZE).to(tl.int64)
     offsets = places % BLOCK_SIZE
-    k_rows = key_head + blocks * kc_block + offsets * kc_token
-    k = _load_rows(k_rows[:, None] + dims[None, :], inside, HEAD_DIM, DIM, MASKED)
-    nothing = tl.zeros([ROWS, TILE], tl.float32)
-    scores = _dot(q, tl.trans(k), nothing, WIDEN) * scale_log2
+    k_at = (key_head + blocks * kc_block + offsets * kc_token)[:, None] + dims[None, :]
+    v_at = (value_head + blocks * vc_block + offsets * vc_token)[:, None] + dims[None, :]
+    if MASKED or DIM != HEAD_DIM:
+        ok = (dims < HEAD_DIM)[None, :]
+        if MASKED:
+            ok = ok & inside[:, None]
+        k = tl.load(k_at, mask=ok, other=0.0)
+        v = tl.load(v_at, mask=ok, other=0.0)
+    else:
+        k = tl.load(k_at)
+        v = tl.load(v_at)
+    rounded = v.dtype
+    if WIDEN:
+        k = k.to(tl.float32)
+        v = v.to(tl.float32)
+    scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale_log2
     if MASKED:
         seen = places[None, :] <= query_place[:, None]
         if WINDOWED:
@@ -150,9 +137,10 @@ def _attend_tile(
     weights = tl.exp2(scores - finite[:, None])
     shrink = tl.exp2(peak - finite)
     total = total * shrink + tl.sum(weights, 1)
-    v_rows = value_head + blocks * vc_block + offsets * vc_token
-    v = _load_rows(v_rows[:, None] + dims[None, :], inside, HEAD_DIM, DIM, MASKED)
-    acc = _dot(weights.to(v.dtype), v, acc * shrink[:, None], WIDEN)
+    weights = weights.to(rounded)
+    if WIDEN:
+        weights = weights.to(tl.float32)
+    acc = tl.dot(weights, v, acc * shrink[:, None], input_precision="ieee")
     return new_peak, total, acc
 
 
@@ -205,7 +193,7 @@ def decode_kernel(
     if WINDOWED:
         low = tl.maximum(seq_len - window, 0)
     first = low // SPLIT
-    num_splits = tl.cdiv(seq_len, SPLIT) - first
+    num_splits = (seq_len + SPLIT - 1) // SPLIT - first
     rows = tl.arange(0, ROWS)
     dims = tl.arange(0, DIM)
     head = kv_head * GROUP + rows
@@ -213,9 +201,11 @@ def decode_kernel(
     q_at = request * query_token + head[:, None] * query_head + dims[None, :]
     out_at = request * out_token + head[:, None] * out_head + dims[None, :]
     q = tl.load(query + q_at, mask=ok, other=0.0)
+    if WIDEN:
+        q = q.to(tl.float32)
     if (num_splits <= 0) & (share == 0):
-        tl.store(out + out_at, tl.zeros([ROWS, DIM], out.dtype.element_ty), mask=ok)
-    query_place = tl.zeros([ROWS], tl.int32) + (seq_len - 1)
+        tl.store(out + out_at, tl.full([ROWS, DIM], 0, out.dtype.element_ty), mask=ok)
+    query_place = tl.full([ROWS], 0, tl.int32) + (seq_len - 1)
     key_head = key_cache + kv_head.to(tl.int64) * kc_head
     value_head = value_cache + kv_head.to(tl.int64) * vc_head
     table = block_table + request * table_row
@@ -225,13 +215,13 @@ def decode_kernel(
         if WINDOWED:
             begin = tl.maximum(begin, low // TILE * TILE)
         peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, DIM], tl.float32)
+        total = tl.full([ROWS], 0.0, tl.float32)
+        acc = tl.full([ROWS, DIM], 0.0, tl.float32)
         for at in range(begin, end, TILE):
             peak, total, acc = _attend_tile(
                 q, peak, total, acc, at, seq_len, query_place, window, table,
                 key_head, value_head, kc_block, kc_token, vc_block, vc_token, scale_log2,
-                True, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, ROWS, TILE, WIDEN,
+                True, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, TILE, WIDEN,
             )  # fmt: skip
         if num_splits == 1:
             tl.store(out + out_at, (acc / total[:, None]).to(out.dtype.element_ty), mask=ok)
@@ -265,13 +255,13 @@ def reduce_kernel(
     low = seq_len * 0
     if WINDOWED:
         low = tl.maximum(seq_len - window, 0)
-    num_splits = tl.cdiv(seq_len, SPLIT) - low // SPLIT
+    num_splits = (seq_len + SPLIT - 1) // SPLIT - low // SPLIT
     if num_splits > 1:
         dims = tl.arange(0, DIM)
         part = (request * tl.num_programs(0) + head) * MAX_SPLITS
         peak = num_splits * 0.0 - float("inf")
         total = num_splits * 0.0
-        acc = tl.zeros([DIM], tl.float32)
+        acc = tl.full([DIM], 0.0, tl.float32)
         for at in range(0, num_splits, CHUNK):
             splits = at + tl.arange(0, CHUNK)
             there = splits < num_splits
@@ -349,6 +339,8 @@ def prefill_kernel(
         flat = (start + token).to(tl.int64)
         q_at = flat[:, None] * query_token + head[:, None] * query_head + dims[None, :]
         q = tl.load(query + q_at, mask=ok, other=0.0)
+        if WIDEN:
+            q = q.to(tl.float32)
         query_place = seq_len - num_tokens + token
         first_place = seq_len - num_tokens + first
         end = tl.minimum(first_place + ROWS // GROUP, seq_len)
@@ -362,19 +354,19 @@ def prefill_kernel(
         value_head = value_cache + kv_head.to(tl.int64) * vc_head
         table = block_table + request * table_row
         peak = tl.full([ROWS], float("-inf"), tl.float32)
-        total = tl.zeros([ROWS], tl.float32)
-        acc = tl.zeros([ROWS, DIM], tl.float32)
+        total = tl.full([ROWS], 0.0, tl.float32)
+        acc = tl.full([ROWS, DIM], 0.0, tl.float32)
         for at in range(begin, clear, TILE):
             peak, total, acc = _attend_tile(
                 q, peak, total, acc, at, seq_len, query_place, window, table,
                 key_head, value_head, kc_block, kc_token, vc_block, vc_token, scale_log2,
-                False, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, ROWS, TILE, WIDEN,
+                False, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, TILE, WIDEN,
             )  # fmt: skip
         for at in range(clear, end, TILE):
             peak, total, acc = _attend_tile(
                 q, peak, total, acc, at, seq_len, query_place, window, table,
                 key_head, value_head, kc_block, kc_token, vc_block, vc_token, scale_log2,
-                True, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, ROWS, TILE, WIDEN,
+                True, WINDOWED, BLOCK_SIZE, HEAD_DIM, DIM, TILE, WIDEN,
             )  # fmt: skip
         # Padding (seq_len 0) has seen nothing: 0 / 1.
         total = tl.where(total == 0.0, 1.0, total)
