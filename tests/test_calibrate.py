@@ -114,7 +114,7 @@ def test_one_seed_gives_one_calibration(runs, calibration):
 def test_a_machine_faster_than_its_base_raises_the_peaks_and_keeps_every_rate(tmp_path):
     fast = replace(MACHINE, peak_flops=2 * CPU.peak_flops, linear_efficiency=0.9, memory_bytes_per_s=2 * CPU.memory_bytes_per_s)  # fmt: skip
     setup = make_setup()
-    steps = time_steps(setup, fast, work(**SMALL))
+    steps = time_steps(setup, fast, work(**SMALL), noise=0.002)
 
     c = calibrate([write_run(tmp_path / "r", setup, steps)], bootstraps=0)
 
