@@ -225,10 +225,12 @@ def _windows(c: Mapping[str, Any], kind: str, layers: int, file: str) -> tuple[i
         return (0,) * layers
     types = c.get("layer_types")
     if types is not None:
-        unknown = sorted(set(types) - {"full_attention", "sliding_attention"})
-        if unknown or len(types) != layers:
+        kinds = ("full_attention", "sliding_attention")
+        if not isinstance(types, list):
+            raise SettingsError(f"{file}, layer_types: {types!r} is no list. Check the file.")
+        if len(types) != layers or not all(t in kinds for t in types):
             raise SettingsError(
-                f"{file}, layer_types: {len(types)} entries for {layers} layers, of kinds {sorted(set(types))}. "
+                f"{file}, layer_types: {len(types)} entries for {layers} layers, of kinds {sorted({str(t) for t in types})}. "
                 "Supported are full_attention and sliding_attention, one per layer."
             )
         return tuple(window if t == "sliding_attention" else 0 for t in types)

@@ -266,6 +266,8 @@ def test_quantisation_sets_the_weight_type(tmp_path, quantization, expected):
             {"sliding_window": 4, "layer_types": ["full_attention"]},
             "layer_types: 1 entries for 2 layers",
         ),
+        ({"sliding_window": 4, "layer_types": 3}, "layer_types: 3 is no list"),
+        ({"sliding_window": 4, "layer_types": [[], 1]}, "of kinds ['1', '[]']"),
     ],
 )
 def test_a_config_that_cannot_be_used_says_what_is_wrong(tmp_path, keys, message):

@@ -182,14 +182,25 @@ def rope_config(config: Mapping[str, Any], max_model_len: int, file: str) -> Rop
         raise SettingsError(
             f"{file}: these keys of rope_type {kind!r} are missing: {', '.join(missing)}. Give the whole config.json."
         )
+    theta = _number(keys, "rope_theta", file, 10000.0)
+    if theta <= 1:
+        raise SettingsError(f"{file}, rope_theta: {theta} is not above 1. Check the file.")
+    low, high = (
+        _number(found, f"{end}_freq_factor", file, default)
+        for end, default in (("low", 1.0), ("high", 4.0))
+    )
+    if low >= high:
+        raise SettingsError(
+            f"{file}: low_freq_factor {low} is not below high_freq_factor {high}. Check the file."
+        )
     original = int(_number(keys, "original_max_position_embeddings", file, max_model_len))
     return RopeConfig(
-        theta=_number(keys, "rope_theta", file, 10000.0),
+        theta=theta,
         kind=kind,
         factor=_number(found, "factor", file, 1.0),
         original_len=original,
-        low_freq_factor=_number(found, "low_freq_factor", file, 1.0),
-        high_freq_factor=_number(found, "high_freq_factor", file, 4.0),
+        low_freq_factor=low,
+        high_freq_factor=high,
         beta_fast=_number(found, "beta_fast", file, 32.0),
         beta_slow=_number(found, "beta_slow", file, 1.0),
         truncate=bool(found.get("truncate", True)),

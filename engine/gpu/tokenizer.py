@@ -240,12 +240,13 @@ def _from_gguf(header: GGUFHeader) -> TextTokenizer:
             f"Supported: {', '.join(PRE_TOKENIZERS)}. Give the model's Hugging Face directory with tokenizer.json, or leave out --prompts.",
         )
     tokens = meta.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or "tokenizer.ggml.merges" not in meta:
+    merges = meta.get("tokenizer.ggml.merges")
+    if not isinstance(tokens, list) or not isinstance(merges, list):
         header.refuse(
             "", "tokenizer.ggml.tokens or tokenizer.ggml.merges is missing", "Convert it again."
         )
     bos, eos = (_token(meta, tokens, key) for key in ("bos", "eos"))
-    inner = _byte_level(header, tokens, str(pre))
+    inner = _byte_level(header, tokens, merges, str(pre))
     if bos and meta.get("tokenizer.ggml.add_bos_token", pre in ("llama-bpe", "llama3")):
         _add_bos(inner, bos, tokens.index(bos))
     ids = [meta.get(f"tokenizer.ggml.{k}_token_id") for k in ("eos", "eot")]
@@ -264,13 +265,15 @@ def _token(meta: Mapping[str, Any], tokens: list[str], key: str) -> str:
     return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else ""
 
 
-def _byte_level(header: GGUFHeader, tokens: list[str], pre: str) -> Tokenizer:
+def _byte_level(
+    header: GGUFHeader, tokens: list[str], merges: list[str], pre: str
+) -> Tokenizer:
     """Byte-level BPE of the file's tokens and merges."""
-    merges = [tuple(m.split(" ", 1)) for m in header.metadata["tokenizer.ggml.merges"]]
     try:
+        "".join(tokens).encode()
         bpe = models.BPE(
             vocab={t: i for i, t in enumerate(tokens)},
-            merges=merges,
+            merges=[tuple(m.split(" ", 1)) for m in merges],
             ignore_merges=pre in ("llama-bpe", "llama3"),
         )
     except Exception as e:  # the package raises plain Exception

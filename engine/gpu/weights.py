@@ -14,7 +14,7 @@ import torch
 from engine.gpu.host_memory import GIB, available_host_bytes
 from engine.gpu.model import CausalLM
 from engine.gpu.model_config import ModelConfig, model_config
-from engine.gpu.model_files import downloadable, model_file
+from engine.gpu.model_files import KNOWN, downloadable, model_file
 from engine.gpu.weights_gguf import add_rope_divisors, fill_from_gguf
 from engine.gpu.weights_safetensors import fill_from_safetensors, refuse_quantised
 from engine.models import ModelConfigFile, read_config
@@ -81,7 +81,8 @@ def _find(name_or_path: str | Path, random_seed: int | None) -> ModelConfigFile:
     if random_seed is None and found.preset:
         raise SettingsError(
             f"the weights of {found.name} do not come with the project, only its shape. Give a Hugging Face directory "
-            "or a GGUF file with its weights, or a seed for random ones (--random-weights SEED)."
+            "or a GGUF file with its weights, a seed for random ones (--random-weights SEED), or a model that can be "
+            f"fetched: {', '.join(KNOWN)}."
         )
     return found
 

@@ -17,6 +17,7 @@ from tests.gpu.dense import DenseCache, side_by_side
 from traces.errors import SettingsError
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+LLAMA3 = tiny.LLAMA3_ROPE
 NUM_TOKENS = 100  # past the windows of 8 and the 64 tokens that llama3 and yarn stretch
 
 
@@ -195,6 +196,8 @@ def test_the_config_counts_the_parameters_that_the_model_holds(
         ({"rope_scaling": {"type": "yarn", "factor": 2.0, "mscale": 1.0, "mscale_all_dim": 1.0}}, "mscale and mscale_all_dim of yarn are not supported"),
         ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: rotating a part of each head is not supported"),
         ({"rope_theta": -1}, "config.json, rope_theta: -1 is not a positive number"),
+        ({"rope_theta": 1}, "config.json, rope_theta: 1.0 is not above 1"),
+        ({"rope_scaling": LLAMA3 | {"low_freq_factor": 4.0}}, "low_freq_factor 4.0 is not below high_freq_factor 4.0"),
         ({"rms_norm_eps": "small"}, "config.json, rms_norm_eps: 'small' is not a positive number"),
         ({"num_key_value_heads": 3}, "4 attention heads cannot share 3 KV heads evenly"),
         ({"head_dim": 15}, "head_dim: 15 is odd"),

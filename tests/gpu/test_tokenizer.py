@@ -190,6 +190,13 @@ def test_merges_that_do_not_fit_the_tokens_are_an_error(tmp_path: Path) -> None:
     assert "tokenizer.ggml.merges: they do not fit the tokens" in message_of(load_tokenizer, broken)  # fmt: skip
 
 
+def test_tokens_that_are_no_text_are_an_error(tmp_path: Path) -> None:
+    file = write_gguf(tmp_path, "smollm", ["a b"])
+    file.write_bytes(file.read_bytes().replace(b"<|special_3|>", b"<|special\xff3|>"))
+
+    assert "they do not fit the tokens ('utf-8' codec can't encode" in message_of(load_tokenizer, file)  # fmt: skip
+
+
 def test_a_gguf_file_without_merges_is_refused(tmp_path: Path) -> None:
     """Without them every word would be cut into bytes."""
     file = write_gguf(tmp_path, "smollm", [])
