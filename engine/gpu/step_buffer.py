@@ -38,7 +38,11 @@ class Parts(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """Sizes of a step buffer; offsets in words of 64 bits."""
+    """Sizes of a step buffer; offsets in words of 64 bits.
+
+    The fixed sections begin at multiples of 16 bytes: Triton compiles a kernel once more for a
+    pointer that does not, and would meet both, step by step.
+    """
 
     requests: int
     tokens: int
@@ -48,7 +52,8 @@ class Layout(NamedTuple):
     @property
     def rest(self) -> int:
         """Where the sections begin that are not fixed."""
-        return 3 * self.tokens + (3 * self.requests + 2) // 2
+        ints = 2 * _up(self.requests, 4) + _up(self.requests + 1, 4)
+        return 3 * _up(self.tokens, 2) + ints // 2
 
     @property
     def words(self) -> int:
@@ -58,21 +63,28 @@ class Layout(NamedTuple):
     def cut(self, words: Any, ints: Any) -> Parts:
         """The sections of a buffer given as int64 and as int32, of NumPy or torch alike."""
         r, t, m, d = self
-        a = self.rest
-        b, c = 6 * t, 2 * (a + 2 * m + d)
+        row, a = _up(t, 2), self.rest
+        slots = 6 * row
+        starts = slots + _up(r, 4)
+        lens = starts + _up(r + 1, 4)
+        c = 2 * (a + 2 * m + d)
         return Parts(
             words[:t],
-            words[t : 2 * t],
-            words[2 * t : 3 * t],
-            ints[b : b + r],
-            ints[b + r : b + 2 * r + 1],
-            ints[b + 2 * r + 1 : b + 3 * r + 1],
+            words[row : row + t],
+            words[2 * row : 2 * row + t],
+            ints[slots : slots + r],
+            ints[starts : starts + r + 1],
+            ints[lens : lens + r],
             words[a : a + m],
             words[a + m : a + 2 * m],
             words[a + 2 * m : a + 2 * m + d],
             ints[c : c + 2 * m],
             ints[c + 2 * m : c + 2 * m + d],
         )
+
+
+def _up(n: int, multiple: int) -> int:
+    return -(-n // multiple) * multiple
 
 
 class Staging:

@@ -6,11 +6,14 @@ scheduler's table; `check=True` holds every step against the laws as the executo
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 import torch
 
 from engine.gpu.batch import StepInputs
+from engine.gpu.step_buffer import Layout
 from engine.gpu.step_tensors import StepTensors
 from traces.errors import InvariantError
 
@@ -110,6 +113,28 @@ def test_the_token_after_a_full_row_goes_into_no_row():
     parts = tensors().pack(step((1, 3, 15, 1, True, 0, 4), (2, 0, 6, 1, True, 0, 2))).parts
 
     assert parts.write_index.tolist() == [64, 7]
+
+
+@pytest.mark.parametrize("num_requests", range(1, 8))
+@pytest.mark.parametrize("num_tokens", [7, 8, 9, 10])
+def test_what_kernels_are_given_lies_at_multiples_of_16_bytes_and_apart(
+    num_requests, num_tokens
+):
+    layout = Layout(num_requests, num_tokens, 3, 5)
+    words = np.zeros(layout.words + 1, np.int64)
+    base = words.ctypes.data
+    spans = []
+    for part, size in zip(
+        layout.cut(words, words.view(np.int32)),
+        3 * [num_tokens] + [num_requests, num_requests + 1, num_requests, 3, 3, 5, 6, 5],
+        strict=True,
+    ):
+        assert part.shape == (size,)
+        spans.append((part.ctypes.data - base, part.nbytes))
+    assert [begin % 16 for begin, _ in spans[:6]] == [0] * 6
+    for (begin, length), (following, _) in itertools.pairwise(sorted(spans)):
+        assert begin + length <= following
+    assert max(begin + length for begin, length in spans) <= 8 * layout.words
 
 
 def test_only_changed_places_are_sent():
