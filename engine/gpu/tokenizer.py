@@ -273,7 +273,7 @@ def _byte_level(
         "".join(tokens).encode()
         bpe = models.BPE(
             vocab={t: i for i, t in enumerate(tokens)},
-            merges=[tuple(m.split(" ", 1)) for m in merges],
+            merges=[(a, b) for a, _, b in (m.partition(" ") for m in merges)],
             ignore_merges=pre in ("llama-bpe", "llama3"),
         )
     except Exception as e:  # the package raises plain Exception
