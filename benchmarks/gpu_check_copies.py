@@ -83,7 +83,10 @@ def swap(check: Check) -> None:
             kv.words.random_(0, 2**15)
             host = HostPool(kv, num)
             for path in ("loop", "batch", "coalesced"):
-                _one_path(check, kv, host, path, label)
+                case = f"{path}, layout {layout}, blocks of {label}"
+                check.attempt(
+                    case, lambda p=path, k=kv, h=host, n=label: _one_path(check, k, h, p, n)
+                )
             host.close()
 
 

@@ -121,16 +121,29 @@ class Check:
         except OutOfTime:
             self.row("", verdict=SKIPPED, note=f"the rest: {budget_s:.0f} s are over")
         except Exception as fault:
-            log = self.out / "faults.txt"
-            with log.open("a", encoding="utf-8") as file:
-                file.write(f"== {name}\n{traceback.format_exc()}\n")
-            first = (str(fault).splitlines() or [""])[0][:160]
-            note = f"{type(fault).__name__}: {first} (traceback: {log.name})"
-            self.row("", verdict=FAILED, note=note)
+            self._fault("", fault)
         finally:
             self.facts.setdefault("section_s", {})[name] = round(time.perf_counter() - began, 1)
             self.free_memory()
             self.save()
+
+    def attempt(self, case: str, work: Callable[[], Any]) -> Any:
+        """What `work` returns; if it fails, a row that says so, and None: other cases may do better."""
+        try:
+            return work()
+        except (OutOfTime, Skip, TimeoutError):
+            raise
+        except Exception as fault:
+            self._fault(case, fault)
+            return None
+
+    def _fault(self, case: str, fault: Exception) -> None:
+        log = self.out / "faults.txt"
+        with log.open("a", encoding="utf-8") as file:
+            file.write(f"== {self._section}: {case}\n{traceback.format_exc()}\n")
+        first = (str(fault).splitlines() or [""])[0][:160]
+        note = f"{type(fault).__name__}: {first} (traceback: {log.name})"
+        self.row(case, verdict=FAILED, note=note)
 
     def free_memory(self) -> None:
         """Give the device memory of what is gone back to the driver."""

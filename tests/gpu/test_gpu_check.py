@@ -80,6 +80,22 @@ def test_a_section_that_fails_becomes_a_row_and_the_next_one_runs(
     assert modules.summary(check) == 1
 
 
+def test_a_case_that_fails_becomes_a_row_and_the_section_goes_on(
+    modules: Any, tmp_path: Path
+) -> None:
+    check = make_check(modules, tmp_path)
+
+    def section(check: Any) -> None:
+        assert check.attempt("one", lambda: 1 / 0) is None
+        assert check.attempt("two", lambda: 7) == 7
+        check.row("two", 7.0)
+
+    check.section("cases", 30, section)
+
+    assert [(r.case, r.verdict) for r in check.rows] == [("one", "FAILED"), ("two", "")]
+    assert check.rows[0].note.startswith("ZeroDivisionError: division by zero")
+
+
 def test_a_missed_target_and_a_nan_fail_the_check(modules: Any, tmp_path: Path) -> None:
     check = make_check(modules, tmp_path)
 
