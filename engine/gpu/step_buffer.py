@@ -40,8 +40,8 @@ class Parts(NamedTuple):
 class Layout(NamedTuple):
     """Sizes of a step buffer; offsets in words of 64 bits.
 
-    The fixed sections begin at multiples of 16 bytes: Triton compiles a kernel once more for a
-    pointer that does not, and would meet both, step by step.
+    The fixed sections begin at multiples of 16 bytes, as tensors of their own would: a kernel that
+    is compiled for aligned pointers fits every step.
     """
 
     requests: int
