@@ -123,3 +123,14 @@ def test_the_workspace_is_allocated_once_and_a_batch_beyond_it_is_a_broken_law()
         InvariantError, match=r"3 decodes up to 5 tokens.*built for 2 up to 512"
     ):
         backend.prepare(world.batch)
+
+
+def test_a_bound_looser_than_the_pool_is_no_fault():
+    shape = Shape(num_blocks=8, num_kv_heads=2, head_dim=16)  # room for 128 tokens
+    world = make_world([(1, 5)], shape, group=2)
+    world.batch.max_seq_len = 4096
+
+    triton_paged.TritonPaged(Need(shape, 4, (0,), 2, 128)).prepare(world.batch)
+
+    with pytest.raises(InvariantError, match=r"up to 128 tokens.*up to 64"):
+        triton_paged.TritonPaged(Need(shape, 4, (0,), 2, 64)).prepare(world.batch)

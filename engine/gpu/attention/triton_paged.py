@@ -174,9 +174,11 @@ class TritonPaged(AttentionBackend):
         Raises InvariantError where the batch is larger than what the backend was built for.
         """
         need = self._need
-        if batch.num_decode > need.max_num_seqs or batch.max_seq_len > need.max_model_len:
+        # A bound may be looser than the pool, a request's tokens may not.
+        longest = min(batch.max_seq_len, need.kv.num_blocks * need.kv.block_size)
+        if batch.num_decode > need.max_num_seqs or longest > need.max_model_len:
             raise InvariantError(
-                f"a step of {batch.num_decode} decodes up to {batch.max_seq_len} tokens, but attention "
+                f"a step of {batch.num_decode} decodes up to {longest} tokens, but attention "
                 f"was built for {need.max_num_seqs} up to {need.max_model_len}"
             )
 
