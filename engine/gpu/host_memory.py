@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import mmap
 import resource
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ import torch
 from traces.errors import SettingsError
 
 GIB = 2**30
+# Python 3.11's mmap does not name it. Source: Linux, asm-generic/mman.h (x86 and Arm).
+_NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
 _CGROUP = Path("/sys/fs/cgroup")
 # Source: vLLM issue 51080 (512 GiB and more fails whatever is free); others report 96 to 128 GiB.
 _LARGE_BYTES = 96 * GIB
@@ -72,8 +75,11 @@ class HostBuffer:
     """
 
     def __init__(self, num_bytes: int, *, pin: bool, what: str, remedy: str) -> None:
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        if not pin:  # pages that may never be written are not to be accounted for beforehand
+            flags |= _NO_RESERVE
         try:
-            self._map = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+            self._map = mmap.mmap(-1, num_bytes, flags=flags)
         except (OSError, ValueError, OverflowError) as fault:
             raise SettingsError(
                 f"{what} needs {gib(num_bytes)} GiB of host memory, which the system refused ({fault}). {remedy}"

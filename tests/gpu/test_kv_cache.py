@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,20 @@ def test_a_host_pool_on_a_cpu_takes_only_the_memory_that_is_written() -> None:
     assert resident_bytes() - before < 64 * 2**20
     assert float(host.blocks[5].float().mean()) == 1.0
     assert float(host.blocks[2047].float().sum()) == 0.0
+
+
+@pytest.mark.skipif(
+    not sys.platform.startswith("linux")
+    or Path("/proc/sys/vm/overcommit_memory").read_text().strip() == "2",
+    reason="this system accounts for memory before it is written",
+)
+def test_a_host_pool_on_a_cpu_may_be_larger_than_the_machine() -> None:
+    kv = KVCache(2, 32, 16, 8, 128, dtype="bfloat16")
+
+    host = HostPool(kv, 2**20)  # 2 TiB
+    host.blocks[2**20 - 1] = 1.0
+
+    assert float(host.blocks[2**20 - 1].float().mean()) == 1.0
 
 
 def resident_bytes() -> int:
