@@ -198,3 +198,15 @@ def test_the_sizes_of_the_product_serve_requests_of_several_splits():
     out = make_world(requests, shape, group=2).run(backend)
 
     assert (out - wanted).abs().max() < BOUNDS[torch.float32]
+
+
+def test_warming_up_touches_no_kv():
+    shape = Shape(num_kv_heads=1)
+    world = make_world([(1, 5)], shape)
+    before = world.key_cache.nan_to_num(9).clone()
+
+    get_backend("triton_paged", shape, 1, windows=(0, 20)).warm_up(
+        world.key_cache, world.value_cache
+    )
+
+    assert torch.equal(world.key_cache.nan_to_num(9), before)

@@ -65,6 +65,11 @@ class AttentionBackend(ABC):
         Tokens of a request with seq_len 0, and tokens past the last request, get zeros.
         """
 
+    def warm_up(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:  # noqa: B027
+        """Compile whatever the layers' windows will need, before anything is timed. Reads and writes
+        no KV; does nothing where nothing is compiled.
+        """
+
 
 def decode_bytes(
     seq_lens: Iterable[int],

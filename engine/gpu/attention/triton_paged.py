@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
 
 from engine.gpu.attention.interface import AttentionBackend
@@ -212,6 +213,27 @@ class TritonPaged(AttentionBackend):
             self._prefill(query, key_cache, value_cache, batch, scale, window, out)
         return out
 
+    def warm_up(self, key_cache: torch.Tensor, value_cache: torch.Tensor) -> None:
+        need, device = self._need, key_cache.device
+        lens = np.array([1, 2])
+        batch = AttentionBatch(
+            slot_mapping=torch.full((3,), -1, dtype=torch.int64, device=device),
+            block_table=torch.zeros((2, 1), dtype=torch.int32, device=device),
+            query_start=torch.tensor([0, 1, 3], dtype=torch.int32, device=device),
+            seq_lens=torch.zeros(2, dtype=torch.int32, device=device),
+            query_lens_host=lens,
+            seq_lens_host=np.zeros(2, np.int64),
+            num_decode=1,
+            max_query_len=2,
+            max_seq_len=need.max_model_len,
+        )
+        shape = (need.kv.num_kv_heads, need.kv.head_dim)
+        rows = torch.zeros((3, *shape), dtype=need.kv.dtype, device=device)
+        query = torch.zeros((3, need.num_heads, shape[1]), dtype=need.kv.dtype, device=device)
+        self.write(key_cache, value_cache, rows, rows, batch.slot_mapping)
+        for window in sorted(set(need.windows)):
+            self.attend(query, key_cache, value_cache, batch, 1.0, window)
+
     def shares(self, num_decode: int, max_seq_len: int) -> int:
         """Programs among which a request's splits are dealt: enough to fill the device, at least 4
         where there is so much to do, so that one long request does not wait for one program."""
@@ -317,7 +339,10 @@ def _device_limits(device: torch.device) -> tuple[int, int]:
     if device.type != "cuda":
         return 1, 96 << 10
     properties = torch.cuda.get_device_properties(device)
-    return properties.multi_processor_count, properties.shared_memory_per_block_optin
+    shared = getattr(
+        properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
+    )
+    return properties.multi_processor_count, shared
 
 
 def _rows_contiguous(x: torch.Tensor) -> torch.Tensor:
