@@ -347,7 +347,9 @@ def _size_pool(
         max_num_batched_tokens=limits.token_budget,
         reserve_bytes=_GRAPH_BYTES if options.cuda_graphs else 0,
     )
-    return settings.with_(num_gpu_blocks=profile.num_blocks + 1)
+    return settings.with_(
+        num_gpu_blocks=max(2, profile.num_blocks)
+    )  # vLLM's too: null block included
 
 
 def _host_blocks(resolved: Resolved, state: State) -> int:
@@ -523,7 +525,8 @@ def _metadata(setup: _Setup, options: RunOptions) -> dict[str, Any]:
         "prompts": "text" if options.prompts is not None else "drawn",
         "sampling": dataclasses.asdict(options.sampling),
         "stop_at_eos": options.stop_at_eos,
-        "cuda_graphs": options.cuda_graphs and kv.device.type == "cuda",
+        "cuda_graph_sizes": list(setup.executor.graph_sizes),
+        "cuda_graph_bytes": setup.executor.graph_bytes,
         "threads": torch.get_num_threads(),
     }
     return meta
