@@ -46,6 +46,10 @@ class RecordingError(FileError):
     """A recording that is damaged, of another version, or breaks a law of the contract."""
 
 
+class EvidenceError(FileError):
+    """A log, metrics dump, table or note that cannot be read at all; what is odd in it is only noted."""
+
+
 class SettingsError(KVReplayError):
     """A setting that cannot be; the message lists what can."""
 

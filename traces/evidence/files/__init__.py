@@ -1,0 +1,11 @@
+"""Readers of whole sources: metrics, tables, statistics, notes, and steps written one a line.
+
+Each is a module with `sniff(head, name) -> float` (0: certainly not mine, 1: certainly mine) and
+`read(source) -> Found`. reading.py asks all of READERS; where none is at 0.5 or above, it is a log.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+
+READERS: tuple[ModuleType, ...] = ()
