@@ -337,3 +337,12 @@ def test_samples_read_elsewhere_can_be_fitted_too(runs):
 
     assert c.fitted["knee"][1:] == (None, None)
     assert c.device.linear_efficiency == pytest.approx(0.5, rel=0.05)
+
+
+def test_the_base_is_the_device_that_ran_it_not_the_one_that_was_modelled(tmp_path):
+    run = small_run(tmp_path / "r", device="h100-sxm", meta={"torch": {"device_name": "CPU"}})
+
+    c = calibrate([run], bootstraps=0)
+
+    assert c.base.name == "cpu"
+    assert c.sources[0].machine == "CPU"
