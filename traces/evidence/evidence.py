@@ -66,6 +66,30 @@ FACTS: dict[str, tuple[str, str]] = {
     "idle_device": ("switch", "whether the device was seen idle (utilisation 0 %)"),
 }
 
+# What benchmarks, sweeps and histograms say of many requests: "ttft_p99_s", "prompt_mean_tokens", ...
+STATISTICS = ("mean", "p50", "p90", "p95", "p99", "max")
+_MEASURED = (
+    ("ttft", "s", "s", "time to first token"),
+    ("itl", "s", "s", "gap between output tokens"),
+    ("tpot", "s", "s", "time per output token of a request"),
+    ("e2e", "s", "s", "arrival to end"),
+    ("queue", "s", "s", "wait for the first scheduling"),
+    ("prompt", "tokens", "tokens", "prompt length"),
+    ("output", "tokens", "tokens", "output length"),
+)
+FACTS |= {
+    f"{what}_{stat}_{ending}": (unit, f"{meaning}, {stat} of the requests")
+    for what, ending, unit, meaning in _MEASURED
+    for stat in STATISTICS
+}
+FACTS |= {
+    "label": ("text", "what a run of a table is called"),
+    "request_rate_per_s": ("requests/s", "rate at which a client sends, as stated"),
+    "requests_per_s": ("requests/s", "requests that ended in a second"),
+    "failed_requests": ("requests", "requests of a run that failed"),
+    "duration_s": ("s", "length of a run"),
+}
+
 # Notices: kind -> meaning. count and values say what the line says.
 NOTICES: dict[str, str] = {
     "preemption": "a preemption was reported; count: the counter that the line prints, null: none",
