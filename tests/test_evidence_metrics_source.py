@@ -149,3 +149,10 @@ def test_a_line_for_the_reader_has_no_colours_and_an_end() -> None:
 
     assert (line.source, line.number) == ("a.log", 7)
     assert line.text == "INFO " + "y" * 395
+
+
+def test_an_error_page_saved_as_metrics_is_called_a_page() -> None:
+    page = "<!DOCTYPE html>\n<html><head><title>502 Bad\nGateway</title></head></html>"
+
+    with pytest.raises(EvidenceError, match=r"it is a web page \(502 Bad Gateway\)"):
+        Source.from_text("metrics.prom", page)

@@ -26,6 +26,8 @@ MAX_LINE_CHARS = 1 << 20  # a longer line is handed out in pieces that carry the
 MAX_DOCUMENT_BYTES = 1 << 28  # a document (JSON, YAML) is parsed in memory
 MAX_LINE_TEXT = 400
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_PAGE = re.compile(r"\s*(?:<!doctype html|<html)", re.IGNORECASE)
+_TITLE = re.compile(r"<(?:title|h1)[^>]*>(.*?)</", re.IGNORECASE | re.DOTALL)
 _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))
 _KINDS_OF_BINARY = (
     (b"PK\x03\x04", "a zip archive", "Unpack it and give the files inside."),
@@ -70,6 +72,7 @@ class Source:
         self._refuse_binary(raw)
         decoded = raw.decode(self.encoding, errors="replace")
         self.head = decoded.lstrip("\ufeff").lstrip("\x00")
+        self._refuse_page()
         self.replaced = "\ufffd" in decoded[:-4]
         self._newline = "\r" if "\r" in self.head and "\n" not in self.head else "\n"
 
@@ -199,6 +202,19 @@ class Source:
         zeros = raw[:8192].rstrip(b"\x00").lstrip(b"\x00").count(0)
         if odd > 0.02 * len(part) or lost > 0.3 * len(part) or zeros > 0.1 * len(part):
             raise EvidenceError(self.name, "", "it is a binary file, not text", _GIVE_TEXT)
+
+    def _refuse_page(self) -> None:
+        """Raise EvidenceError for a web page, such as the error page of a proxy saved as metrics."""
+        if not _PAGE.match(self.head):
+            return
+        title = _TITLE.search(self.head)
+        what = " ".join(title[1].split())[:80] if title else ""
+        raise EvidenceError(
+            self.name,
+            "",
+            f"it is a web page{f' ({what})' if what else ''}, not a log, metrics or a table",
+            "Ask the server itself for /metrics, and look at what it answers.",
+        )
 
     def _note_damage(self, e: BaseException, number: int) -> None:
         where = f" after line {number}" if number else ""

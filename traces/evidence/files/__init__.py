@@ -8,4 +8,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-READERS: tuple[ModuleType, ...] = ()
+from traces.evidence.files import prometheus
+
+READERS: tuple[ModuleType, ...] = (prometheus,)
