@@ -66,13 +66,15 @@ def _log_uniform(r: random.Random, low: int, high: int) -> int:
 
 
 def loads() -> list[Load]:
-    """Five workloads to fit and three to predict; all drawn from one seed."""
+    """Five workloads to fit and three to predict; all drawn from fixed seeds."""
     r = random.Random(20261129)
     short = [(0.0, _log_uniform(r, 32, 128), 8 * (k + 1)) for k in range(16)]
     long_ = [(0.0, _log_uniform(r, 500, 1300), 10 * (k + 1)) for k in range(7)]
-    prefill = [(0.0, _log_uniform(r, 32, 300), 1) for _ in range(60)]
+    prefill = [(0.0, _log_uniform(r, 32, 700), 1) for _ in range(60)]
     mixed = [(0.0, _log_uniform(r, 40, 250), r.randrange(6, 24)) for _ in range(26)]
     swap = [(0.0, _log_uniform(r, 40, 160), r.randrange(40, 90)) for _ in range(14)]
+    more = random.Random(20261130)  # requests that keep the pool of the swap run full
+    swap += [(0.0, _log_uniform(more, 30, 120), more.randrange(30, 60)) for _ in range(26)]
     chat = [(0.0, _log_uniform(r, 60, 400), r.randrange(15, 50)) for _ in range(18)]
     documents = [(0.0, _log_uniform(r, 900, 1700), r.randrange(25, 60)) for _ in range(4)]
     burst = [(0.0, _log_uniform(r, 80, 220), r.randrange(30, 60)) for _ in range(12)]
@@ -81,7 +83,7 @@ def loads() -> list[Load]:
         Load("batch-falls-long", long_, ["--max-num-batched-tokens", "512"]),
         Load("prefill", prefill, ["--max-num-batched-tokens", "256", "--max-num-seqs", "1"]),
         Load("mixed", mixed, ["--max-num-batched-tokens", "128", "--max-num-seqs", "8"]),
-        Load("swap", swap, ["--max-num-batched-tokens", "256", "--max-num-seqs", "12", "--num-gpu-blocks", "70", "--preemption", "swap"]),
+        Load("swap", swap, ["--max-num-batched-tokens", "256", "--max-num-seqs", "12", "--num-gpu-blocks", "30", "--no-reserve-full-isl", "--preemption", "swap"]),
         Load("chat", chat, ["--max-num-batched-tokens", "256", "--max-num-seqs", "8"], False),
         Load("documents", documents, ["--max-num-batched-tokens", "512", "--max-num-seqs", "3"], False),
         Load("burst", burst, ["--max-num-batched-tokens", "192", "--max-num-seqs", "12"], False),

@@ -34,6 +34,8 @@ from traces.errors import SettingsError
 MAX_OVER_PEAK = 4.0
 LIMITS = {"ratio": (1 / 50, 50.0), "knee": (1.0, 8.0)}  # between which they are searched
 _RATES = ("linear", "context", "pairs")
+_ROUNDS = 4  # of dropping outliers and of weighing errors by their size instead of its square
+_SMALL_ERROR = 0.05  # below it they count by the square
 _SMALL_S = 1e-6  # stands for an overhead that is 0 on the base device
 
 
@@ -287,7 +289,7 @@ class Solver:
 
 
 def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
-    """Fit the step model to these steps; outliers are dropped twice on the way.
+    """Fit the step model to these steps, in rounds that drop outliers and tame large errors.
 
     Raises: SettingsError with the counts needed where there are too few steps, or with the workload
     that is missing where unknowns cannot be told apart.
@@ -295,10 +297,13 @@ def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
     keep = np.ones(len(f), bool)
     solver = Solver(f, base, host_known)
     c = solver.search()
-    for _ in range(2):
+    for _ in range(_ROUNDS):
         ratio = f.seconds / (predict(f, c) + (0.0 if host_known else c.step))
         keep = ~outliers(ratio, f.kind, f.source)
-        solver = Solver(f.take(keep), base, host_known)
+        less = 1 / np.maximum(np.abs(1 / ratio - 1), _SMALL_ERROR)
+        solver = Solver(
+            replace(f, weight=f.weight * less * _SMALL_ERROR).take(keep), base, host_known
+        )
         c = solver.search(around=c)
     return StepFit(
         c, solver.kept, solver.merged, solver.counts, solver.condition, ~keep, host_known
