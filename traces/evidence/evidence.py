@@ -238,7 +238,8 @@ class Evidence:
             f for f in self.facts if f.name == name and (rank is None or f.rank in (rank, None))
         ]
         known = [f for f in found if not f.inferred]
-        return (known or found or [None])[-1]
+        best = known or found
+        return best[-1] if best else None
 
     def all_notices(self, *kinds: str) -> list[Notice]:
         """The notices of these kinds, in the order of the source."""

@@ -1,0 +1,185 @@
+"""What a grammar is: one kind of log line as data, and how its values are read.
+
+A grammar names an engine and a family, a needle that its lines hold (tested first, as it costs little), an optional
+pattern that they must match, and the fields to read: each is searched for by itself, so that unknown
+fields between known ones, and lines that were cut, do no harm. To add one: write it down in the file of
+its engine, with its source and an example line.
+
+    Grammar("v1-preempted", "vllm", "v1-engine", "Preempting request", source="scheduler.py",
+            notice="preemption", values={"request": word(r"request (\\S+)")}, examples=(...,))
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+Value = int | float | str | bool
+Read = Callable[[re.Match[str]], Value | None]
+_SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Field:
+    """One value of a line: the pattern that is searched for, and what its group means."""
+
+    pattern: str
+    read: Read
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str]:
+        return re.compile(self.pattern)
+
+    def find(self, text: str) -> Value | None:
+        """The value in that line, None where it is not there."""
+        match = self.compiled.search(text)
+        return None if match is None else self.read(match)
+
+
+def integer(pattern: str) -> Field:
+    """A whole number, commas of thousands allowed."""
+    return Field(pattern, lambda m: int(float(m[1].replace(",", ""))))
+
+
+def number(pattern: str, scale: float = 1.0) -> Field:
+    """A number times scale."""
+    return Field(pattern, lambda m: float(m[1].replace(",", "")) * scale)
+
+
+def percent(pattern: str) -> Field:
+    """A percentage, as a share."""
+    return Field(pattern, lambda m: round(float(m[1]) / 100, 8))
+
+
+def word(pattern: str) -> Field:
+    """Text."""
+    return Field(pattern, lambda m: m[1])
+
+
+def lower(pattern: str) -> Field:
+    """Text in small letters."""
+    return Field(pattern, lambda m: m[1].lower())
+
+
+def switch(pattern: str) -> Field:
+    """True or False."""
+    return Field(pattern, lambda m: m[1] in ("True", "true", "1", "on"))
+
+
+def constant(pattern: str, value: Value) -> Field:
+    """A value that the line implies."""
+    return Field(pattern, lambda m: value)
+
+
+def size(pattern: str, unit: str = "") -> Field:
+    """Bytes: a number and, in the pattern's second group or as `unit`, "GiB", "GB" and the like.
+
+    "GB" is taken for 10**9 only where `unit` says "GB!": engines mostly write GB and mean GiB.
+    """
+
+    def read(m: re.Match[str]) -> int:
+        said = unit or m[2]
+        scale = _SCALE if said.endswith("!") else _BINARY
+        return round(
+            float(m[1].replace(",", "")) * scale[said[:1] if said[:1] in scale else ""]
+        )
+
+    return Field(pattern, read)
+
+
+@dataclass(frozen=True)
+class Derived:
+    """What follows from a line: column or fact -> value, and how."""
+
+    values: Mapping[str, Value]
+    note: str
+
+
+@dataclass(frozen=True)
+class Grammar:
+    """One kind of line; see the module.
+
+    also: a second notice of another kind;
+    name; engine (None: any); family ("": says nothing of it); needle, pattern: what a line of it holds; sample,
+    facts, values: column, fact or word -> field; notice: its kind; count: of the notice; derive: what
+    follows from the values of `sample` and `extra` (fields that are no columns); derive_facts: the same for facts;
+    joins: its values belong to the sample before, where that has none of them and is of the same second;
+    merges: within two seconds it tells the same event again as a notice of its kind; source: thread or file of the
+    engine; family_of: a more exact family from line and process.
+    """
+
+    name: str
+    engine: str | None
+    family: str
+    needle: str
+    source: str
+    pattern: str = ""
+    sample: Mapping[str, Field] = field(default_factory=dict)
+    extra: Mapping[str, Field] = field(default_factory=dict)
+    facts: Mapping[str, Field] = field(default_factory=dict)
+    notice: str = ""
+    also: str = ""
+    values: Mapping[str, Field] = field(default_factory=dict)
+    count: Field | None = None
+    derive: Callable[[Mapping[str, Value]], Derived | None] | None = None
+    derive_facts: Callable[[Mapping[str, Value]], Derived | None] | None = None
+    family_of: Callable[[str, str], str] | None = None
+    joins: bool = False
+    merges: bool = False
+    examples: tuple[str, ...] = ()
+
+    @cached_property
+    def compiled(self) -> re.Pattern[str] | None:
+        return re.compile(self.pattern) if self.pattern else None
+
+    def matches(self, text: str) -> bool:
+        """Whether a line is one of these."""
+        return self.needle in text and (
+            self.compiled is None or bool(self.compiled.search(text))
+        )
+
+    def read(self, text: str) -> Hit | None:
+        """What the line says, or None where it says nothing that can be used."""
+        if not self.matches(text):
+            return None
+        sample = _found(self.sample, text)
+        facts = _found(self.facts, text)
+        extra = _found(self.extra, text)
+        columns = [c for c in sample if c not in _KEYS]
+        if self.sample and not columns and not facts and not self.notice:
+            return None
+        hit = Hit(self, sample if columns else {}, facts, _found(self.values, text))
+        hit.count = None if self.count is None else _whole(self.count.find(text))
+        if self.derive is not None and columns:
+            hit.derived = self.derive({**sample, **extra})
+        if self.derive_facts is not None:
+            hit.derived_facts = self.derive_facts({**sample, **extra, **facts})
+        return hit
+
+
+_KEYS = ("engine_rank", "num_ranks", "step", "interval_s")
+
+
+@dataclass
+class Hit:
+    """What one line said, by the grammar that it follows."""
+
+    grammar: Grammar
+    sample: dict[str, Value]
+    facts: dict[str, Value]
+    values: dict[str, Value]
+    count: int | None = None
+    derived: Derived | None = None
+    derived_facts: Derived | None = None
+
+
+def _found(fields: Mapping[str, Field], text: str) -> dict[str, Value]:
+    found = {name: f.find(text) for name, f in fields.items()}
+    return {name: v for name, v in found.items() if v is not None}
+
+
+def _whole(value: Value | None) -> int | None:
+    return value if isinstance(value, int) else None

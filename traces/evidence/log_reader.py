@@ -1,0 +1,530 @@
+"""One log -> samples, facts and notices: records by record through the grammars, on one clock.
+
+Copies that several tensor-parallel ranks print of one event count once; lines that tell an event again are put to
+it; a line that adds values to the sample of the same second joins it. Memory is bounded: samples are columns,
+notices beyond a limit are counted, the oldest and the latest kept.
+
+It knows how hits are put together. What lines mean is in grammars/, what they look like in records.py.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter, deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import polars as pl
+
+from traces.evidence.evidence import Fact, Line, Notice, SourceReport
+from traces.evidence.grammars import GRAMMARS, Grammar, Hit
+from traces.evidence.grammars.requests import without_prompts
+from traces.evidence.pool_estimates import PoolEstimates
+from traces.evidence.records import Reading, Record, read_records
+from traces.evidence.source import MAX_LINE_TEXT, Source
+from traces.evidence.times import Clocks, Time
+from traces.telemetry_laws import polars_schema
+from traces.telemetry_schema import SAMPLES
+
+ROWS_PER_CHUNK = 8192
+MAX_KEPT = 10_000  # notices of one kind: so many first ones and so many last ones
+MAX_LINES = 50_000  # lines kept for the samples' origins
+MAX_EXAMPLES = 5
+EXAMPLE_CHARS = 160
+SAME_EVENT_S = 2.0
+SAME_SAMPLE_S = 1.0
+MAX_FACTS = 5_000
+
+_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
+_FRACTION = r"(?:[.,]\d+)?"
+_HEAD = re.compile(
+    rf"\b{_LEVEL}:? +(?P<a>(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d:\d\d{_FRACTION})"
+    rf"|\[(?P<b>(?:\d{{4}}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d{_FRACTION})(?P<ranks>(?: [A-Za-z]+\d+)*)\]"
+    rf"|^[IWEF](?P<c>\d{{4}} \d\d:\d\d:\d\d\.\d+) "
+    rf"|\[(?P<d>\d\d/\d\d/\d{{4}}-\d\d:\d\d:\d\d)\]"
+    rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
+    rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
+)
+_NOISE = re.compile(r"HTTP/\d|^Processed prompts|\d+%\|[ █#▏▎▍▌▋▊▉-]")
+_MACHINE_RANK = re.compile(r"_DP(\d+)|\bDP(\d+)\b")
+_ENGINE_NAMES = {
+    "vllm": "vLLM",
+    "sglang": "SGLang",
+    "tensorrt-llm": "TensorRT-LLM",
+    "tgi": "TGI",
+    "vllm.rs": "vllm.rs",
+}
+
+
+@dataclass(slots=True)
+class Head:
+    """What a record's own head says: stamp, data-parallel rank, tensor-parallel rank."""
+
+    stamp: str | None = None
+    dp: int | None = None
+    tp: str | None = None
+
+
+def read_head(text: str, process: str) -> Head:
+    """The stamp and ranks that a record carries."""
+    match = _HEAD.search(text, 0, 300)
+    head = Head()
+    if match is not None:
+        g = match.groupdict()
+        head.stamp = g["a"] or g["b"] or g["c"] or g["d"] or g["e"] or g["f"]
+        for name in (g["ranks"] or "").split():
+            if name.startswith("DP"):
+                head.dp = int(name[2:])
+            elif name.startswith("TP"):
+                head.tp = name[2:]
+    if process and (rank := _MACHINE_RANK.search(process)):
+        head.dp = int(rank[1] or rank[2])
+    return head
+
+
+@dataclass
+class _Kept:
+    """A notice on the way: its time is still on a clock of its own."""
+
+    kind: str
+    at: Line
+    time: Time | None
+    rank: int | None
+    count: int | None
+    values: dict[str, Any]
+    order: int
+    told: set[str] = field(default_factory=set)
+
+
+@dataclass(frozen=True)
+class LogFound:
+    """What a log said; as evidence.Found, with samples as a frame.
+
+    samples: columns of telemetry_schema.SAMPLES that have values, and t_s; lines: rows of LINES; families:
+    how many records each family had; counts: the same for engines; offset_s: UTC offset of the clock.
+    """
+
+    report: SourceReport
+    samples: pl.DataFrame
+    lines: pl.DataFrame
+    facts: tuple[Fact, ...]
+    notices: tuple[Notice, ...]
+    first_time: str | None
+    offset_s: float | None
+    engines: Mapping[str, int]
+    families: Mapping[str, int]
+    left_over: tuple[tuple[int, str], ...] = ()
+
+
+def read_log(source: Source) -> LogFound:
+    """Read one source as a log. Nothing that was recognised is an empty LogFound, not an error."""
+    reader = LogReader(source)
+    for record in read_records(source.lines(), reader.seen):
+        reader.take(record)
+    return reader.finish()
+
+
+class LogReader:
+    """Takes records one by one; `finish` puts their hits on one clock."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self.seen = Reading()
+        self.clocks = Clocks()
+        self.grammars: list[Grammar] = list(GRAMMARS)
+        self.engines: Counter[str] = Counter()
+        self.families: Counter[str] = Counter()
+        self.hits: Counter[str] = Counter()
+        self.clock_hits: Counter[str] = Counter()
+        self.recognised = self.skipped = self.noise = self.copies = self.left_out = 0
+        self.examples: list[str] = []
+        self.left_over: list[tuple[int, str]] = []
+        self.facts: list[tuple[Fact, Time | None]] = []
+        self.first: dict[str, list[_Kept]] = {}
+        self.last: dict[str, deque[_Kept]] = {}
+        self.order = 0
+        self.rows: list[dict[str, Any]] = []
+        self.chunks: list[pl.DataFrame] = []
+        self.lines: list[tuple[int, str]] = []
+        self.clock_ids: dict[str, int] = {}
+        self.recent: dict[tuple[Any, ...], tuple[float | None, set[str], Any]] = {}
+        self.estimates = PoolEstimates()
+
+    def take(self, record: Record) -> None:
+        """Read one record."""
+        text = record.text
+        for grammar in self.grammars:
+            if grammar.needle in text and (hit := grammar.read(text)) is not None:
+                self._hit(hit, record)
+                return
+        self.skipped += 1
+        if _NOISE.search(text):
+            self.noise += 1
+        elif len(self.examples) < MAX_EXAMPLES or len(self.left_over) < 200:
+            shown = without_prompts(text)[:EXAMPLE_CHARS].strip()
+            if len(self.examples) < MAX_EXAMPLES and shown:
+                self.examples.append(shown)
+            if len(self.left_over) < 200:
+                self.left_over.append((record.number, without_prompts(text)[:4000]))
+
+    def _hit(self, hit: Hit, record: Record) -> None:
+        head = read_head(record.text, record.process)
+        time = self.clocks.read(record.outer, head.stamp)
+        rank = hit.sample.get("engine_rank", head.dp)
+        rank = rank if isinstance(rank, int) else None
+        self.recognised += 1
+        grammar = hit.grammar
+        if self._is_copy(hit, head, rank, time):
+            return
+        self.hits[grammar.name] += 1
+        if grammar.engine:
+            self.engines[grammar.engine] += 1
+        family = (
+            grammar.family_of(record.text, record.process)
+            if grammar.family_of
+            else grammar.family
+        )
+        if family:
+            self.families[family] += 1
+        if hit.sample:
+            self._sample(hit, record, rank, time)
+        if hit.facts or hit.derived_facts:
+            self._take_facts(hit, self._line(record), rank, time)
+        for kind in filter(None, (grammar.notice, grammar.also)):
+            self._notice(kind, hit, record, rank, time)
+
+    def _is_copy(self, hit: Hit, head: Head, rank: int | None, time: Time | None) -> bool:
+        """Whether another tensor-parallel rank has printed this already."""
+        if head.tp is None:
+            return False
+        said = (
+            *sorted(hit.sample.items()),
+            *sorted(hit.values.items()),
+            *sorted(hit.facts.items()),
+        )
+        key = (hit.grammar.name, rank, hit.count, said)
+        now = time.seconds if time else None
+        before = self.recent.get(key)
+        if before is not None:
+            since, ranks, values = before
+            near = since is None or now is None or abs(now - since) <= SAME_EVENT_S
+            if near and head.tp not in ranks:
+                ranks.add(head.tp)
+                self.copies += 1
+                if values is not None:
+                    values["copies"] = len(ranks)
+                return True
+        if len(self.recent) > 4096:
+            self.recent.clear()
+        self.recent[key] = (now, {head.tp}, hit.values if hit.grammar.notice else None)
+        return False
+
+    # --- samples ---
+
+    def _sample(self, hit: Hit, record: Record, rank: int | None, time: Time | None) -> None:
+        row: dict[str, Any] = dict(hit.sample)
+        if hit.derived is not None:
+            row.update(hit.derived.values)
+            row["inferred"] = list(hit.derived.values)
+        if "num_ranks" not in row:
+            row["engine_rank"] = rank
+        self.estimates.take(hit.grammar.name, record.text, hit.sample)
+        if time is not None:
+            self.clock_hits[time.clock] += 1
+            row["_clock"] = self.clock_ids.setdefault(time.clock, len(self.clock_ids))
+            row["_s"] = time.seconds
+        if hit.grammar.joins and self._join(row):
+            return
+        row["line"], row["num_lines"] = record.number, record.num_lines
+        if len(self.lines) < MAX_LINES:
+            self.lines.append((record.number, self._text(record)))
+        self.rows.append(row)
+        if len(self.rows) >= ROWS_PER_CHUNK:
+            self._flush(self.rows[:-1])
+            self.rows = self.rows[-1:]
+
+    def _join(self, row: dict[str, Any]) -> bool:
+        """Put the values to the sample before, where it has none of them and is of the same second."""
+        if not self.rows:
+            return False
+        before = self.rows[-1]
+        values = {k for k in row if k not in ("_s", "_clock", "inferred", "engine_rank")}
+        same_clock = before.get("_clock") == row.get("_clock")
+        near = abs(before.get("_s", 0.0) - row.get("_s", 0.0)) <= SAME_SAMPLE_S
+        if values & set(before) or not (same_clock and near):
+            return False
+        inferred = before.get("inferred", []) + row.get("inferred", [])
+        before.update({k: row[k] for k in values})
+        if inferred:
+            before["inferred"] = inferred
+        return True
+
+    def _flush(self, rows: list[dict[str, Any]]) -> None:
+        if rows:
+            names = {name for row in rows for name in row}
+            schema = polars_schema(SAMPLES) | {"_clock": pl.Int32(), "_s": pl.Float64()}
+            self.chunks.append(
+                pl.DataFrame(rows, schema={n: t for n, t in schema.items() if n in names})
+            )
+
+    # --- facts and notices ---
+
+    def _take_facts(self, hit: Hit, at: Line, rank: int | None, time: Time | None) -> None:
+        said = [(n, v, False, "") for n, v in hit.facts.items()]
+        if hit.derived_facts is not None:
+            note = hit.derived_facts.note
+            said += [(n, v, True, note) for n, v in hit.derived_facts.values.items()]
+        for name, value, inferred, note in said:
+            latest = next(
+                (f for f, _ in reversed(self.facts) if f.name == name and f.rank == rank), None
+            )
+            if latest is not None and latest.value == value and latest.inferred == inferred:
+                continue
+            if len(self.facts) < MAX_FACTS:
+                fact = Fact(name, value, at, rank, None, inferred, note)
+                self.facts.append((fact, time))
+
+    def _notice(
+        self, kind: str, hit: Hit, record: Record, rank: int | None, time: Time | None
+    ) -> None:
+        if time is not None:
+            self.clock_hits[time.clock] += 0
+        values = hit.values if kind == hit.grammar.notice else dict(hit.values)
+        if record.process:
+            values.setdefault("process", record.process)
+        if hit.grammar.merges and self._merge(kind, hit, values, time):
+            return
+        at = self._line(record)
+        self._keep(_Kept(kind, at, time, rank, hit.count, values, 0, {hit.grammar.name}))
+        if record.copies > 1:
+            more = {k: v for k, v in values.items() if k == "process"}
+            self._keep(
+                _Kept("repeated", at, time, rank, record.copies - 1, {"of": kind, **more}, 0)
+            )
+
+    def _merge(self, kind: str, hit: Hit, values: dict[str, Any], time: Time | None) -> bool:
+        """Whether this tells again of a notice of the last seconds; what it adds is put there."""
+        kept = [*self.first.get(kind, [])[-32:], *list(self.last.get(kind, ()))[-32:]]
+        for before in reversed(kept):
+            if hit.grammar.name in before.told:
+                continue
+            if time and before.time and abs(time.seconds - before.time.seconds) > SAME_EVENT_S:
+                return False
+            shared = (values.keys() & before.values.keys()) - {"process", "what"}
+            if all(values[k] == before.values[k] for k in shared) or _swapped(before, values):
+                before.values.update(values)
+                before.told.add(hit.grammar.name)
+                return True
+        return False
+
+    def _keep(self, notice: _Kept) -> None:
+        notice.order = self.order = self.order + 1
+        first = self.first.setdefault(notice.kind, [])
+        if len(first) < MAX_KEPT:
+            first.append(notice)
+            return
+        last = self.last.setdefault(notice.kind, deque(maxlen=MAX_KEPT))
+        self.left_out += len(last) == MAX_KEPT
+        last.append(notice)
+
+    def _text(self, record: Record) -> str:
+        """The record as it stood in the source, prompts left out."""
+        parts = [
+            record.outer or "",
+            f"({record.process})" if record.process else "",
+            record.text,
+        ]
+        return without_prompts(" ".join(p for p in parts if p))[:MAX_LINE_TEXT]
+
+    def _line(self, record: Record) -> Line:
+        return Line(self.source.name, record.number, record.num_lines, self._text(record))
+
+    # --- the end ---
+
+    def finish(self) -> LogFound:
+        """Everything on one clock."""
+        self._flush(self.rows)
+        names = {v: k for k, v in self.clock_ids.items()}
+        notices = sorted(
+            (n for kept in (self.first, self.last) for ns in kept.values() for n in ns),
+            key=lambda n: n.order,
+        )
+        counts = Counter({c: n for c, n in self.clock_hits.items() if n})
+        if not counts:
+            counts = Counter(n.time.clock for n in notices if n.time)
+            counts = counts or Counter(t.clock for _, t in self.facts if t)
+        main = self.clocks.main(counts)
+        notes = self._notes()
+        frame, zero = pl.DataFrame(), 0.0
+        if self.chunks:
+            frame = pl.concat(self.chunks, how="diagonal")
+            frame = self._timed(frame, main, names)
+        if main is not None:
+            zero = self._zero(frame, notices, main)
+        if "t_s" in frame.columns:
+            frame = frame.with_columns(pl.col("t_s") - zero)
+            frame, disorder = _in_order(frame)
+            if disorder:
+                notes.append(
+                    f"{disorder} samples stood out of the order of their times and were put in order"
+                )
+        self.estimates.finish(self.facts, self.source)
+        notes += self._clock_notes(main)
+        return LogFound(
+            self._report(notes),
+            frame.drop("_s", "_clock", strict=False),
+            pl.DataFrame(
+                self.lines, schema={"line": pl.Int64, "text": pl.String}, orient="row"
+            ),
+            tuple(replace(f, t_s=self._t_s(t, main, zero)) for f, t in self.facts),
+            tuple(
+                Notice(n.kind, n.at, self._t_s(n.time, main, zero), n.rank, n.count, n.values)
+                for n in notices
+            ),
+            None if main is None else self.clocks.write(main, zero),
+            None if main is None else self.clocks.offset_s(main),
+            dict(self.engines),
+            dict(self.families),
+            tuple(self.left_over),
+        )
+
+    def _timed(
+        self, frame: pl.DataFrame, main: str | None, names: dict[int, str]
+    ) -> pl.DataFrame:
+        if main is None or "_s" not in frame.columns:
+            return frame
+        away = {i: self.clocks.distance_s(name, main) for i, name in names.items()}
+        return frame.with_columns(
+            (
+                pl.col("_s") + pl.col("_clock").replace_strict(away, return_dtype=pl.Float64)
+            ).alias("t_s")
+        )
+
+    def _zero(self, frame: pl.DataFrame, notices: list[_Kept], main: str) -> float:
+        """The whole second of the first sample, or else of the first notice or fact."""
+        if "t_s" in frame.columns and frame["t_s"].count():
+            return math.floor(float(frame["t_s"].min()))  # type: ignore[arg-type]
+        for times in ([n.time for n in notices], [t for _, t in self.facts]):
+            found = [s for t in times if (s := self._t_s(t, main, 0.0)) is not None]
+            if found:
+                return math.floor(min(found))
+        return 0.0
+
+    def _t_s(self, time: Time | None, main: str | None, zero: float) -> float | None:
+        if time is None or main is None:
+            return None
+        away = self.clocks.distance_s(time.clock, main)
+        return None if away is None else round(time.seconds + away - zero, 6)
+
+    def _report(self, notes: list[str]) -> SourceReport:
+        engine = max(self.engines, key=lambda e: self.engines[e], default=None)
+        known = sum(self.engines.values())
+        share = self.engines[engine] / known if engine else 0.0
+        if self.source.damage:
+            notes.append(self.source.damage)
+        return SourceReport(
+            self.source.name,
+            "log",
+            family_name(self.families),
+            engine,
+            self.seen.num_lines,
+            self.recognised,
+            self.skipped,
+            tuple(self.examples),
+            round(share * (1 if known >= 3 else 0.8), 3),
+            tuple(notes),
+        )
+
+    def _notes(self) -> list[str]:
+        notes, seen = [], self.seen
+        kinds = ", ".join(k for k in seen.prefixes if k not in ("process",))
+        if kinds:
+            notes.append(f"Prefixes were taken off: {kinds}")
+        if seen.wrapped:
+            column = seen.columns.most_common(1)[0][0]
+            notes.append(f"{seen.wrapped} records were broken at column {column} and joined")
+        if seen.partial:
+            notes.append(f"{seen.partial} partial lines were joined")
+        if seen.glued:
+            notes.append(f"{seen.glued} lines held several records and were split")
+        if seen.coloured:
+            notes.append("Colour codes were removed")
+        if self.copies:
+            notes.append(
+                f"{self.copies} lines repeat what another tensor-parallel rank printed, and count once"
+            )
+        if self.left_out:
+            notes.append(
+                f"{self.left_out} notices between the first and the last were not kept"
+            )
+        if self.noise:
+            notes.append(f"{self.noise} of the skipped are access-log lines or progress bars")
+        if len(self.engines) > 1:
+            found = ", ".join(
+                f"{_ENGINE_NAMES.get(e, e)} ({n})"
+                for e, n in Counter(self.engines).most_common()
+            )
+            notes.append(f"Lines of several engines are in one source: {found}")
+        return notes
+
+    def _clock_notes(self, main: str | None) -> list[str]:
+        if main is None:
+            return ["No line has a time; the order of the lines stands for it"]
+        notes = []
+        if (other := self.clocks.own_offset_s(main)) is not None:
+            hours = other[1] / 3600
+            word = "ahead of" if hours > 0 else "behind"
+            notes.append(
+                f"Lines carry two clocks: the log's own is {abs(hours):g} h {word} the collector's, which is used"
+            )
+        form = self.clocks.clocks[main].form
+        if form == "time":
+            notes.append(
+                "The log has times of day only; a time that falls back is taken for midnight"
+            )
+        lost = [c for c in self.clocks.seen if self.clocks.distance_s(c, main) is None]
+        if lost:
+            notes.append(
+                "Some lines have another clock whose distance is not known: they have no time"
+            )
+        if self.clocks.clocks[main].backward:
+            notes.append("Times go back in places")
+        return notes
+
+
+def family_name(families: Mapping[str, int]) -> str:
+    """The families of a source in one name: that of most records, start-up families only where alone."""
+    running = {f: n for f, n in families.items() if not f.endswith("-startup")}
+    if not running:
+        return max(families, key=lambda f: families[f], default="")
+    main = [f for f in running if f not in ("rust tracing", "lmcache")]
+    more = [f for f in running if f in ("rust tracing", "lmcache")]
+    main.sort(key=lambda f: (-running[f], f))
+    head = main[:1] or more[:1]
+    return " + ".join([*head, *(f for f in more if f not in head)])
+
+
+def _in_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+    """The rows in the order of their times, and how many stood elsewhere; rows without a time stay
+    behind the row before them."""
+    at = frame["t_s"]
+    disorder = int((at.drop_nulls().diff() < -1e-9).sum())
+    if not disorder:
+        return frame, 0
+    order = frame.with_columns(
+        pl.col("t_s").forward_fill().fill_null(-math.inf).alias("_order")
+    )
+    return order.sort("_order", maintain_order=True).drop("_order"), disorder
+
+
+def _swapped(before: _Kept, values: Mapping[str, Any]) -> bool:
+    """Whether the first line printed request and blocks in swapped order (older vllm.rs); mends it."""
+    blocks, request = values.get("blocks"), before.values.get("request")
+    if before.kind not in ("swap_out", "swap_in") or "request" in values:
+        return False
+    if blocks is None or str(blocks) != request:
+        return False
+    before.values["request"] = str(before.values.get("blocks"))
+    return True
