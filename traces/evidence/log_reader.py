@@ -103,7 +103,9 @@ class LogFound:
     """What a log said; as evidence.Found, with samples as a frame.
 
     samples: columns of telemetry_schema.SAMPLES that have values, and t_s; lines: rows of LINES; families:
-    how many records each family had; counts: the same for engines; offset_s: UTC offset of the clock.
+    how many records each family had; engines: the same for engines; offset_s: UTC offset of the clock;
+    derived: column -> how its inferred values were derived; left_over: (line, text) of some records that no
+    grammar knows.
     """
 
     report: SourceReport
@@ -115,6 +117,7 @@ class LogFound:
     offset_s: float | None
     engines: Mapping[str, int]
     families: Mapping[str, int]
+    derived: Mapping[str, str]
     left_over: tuple[tuple[int, str], ...] = ()
 
 
@@ -151,6 +154,7 @@ class LogReader:
         self.clock_ids: dict[str, int] = {}
         self.recent: dict[tuple[Any, ...], tuple[float | None, set[str], Any]] = {}
         self.estimates = PoolEstimates()
+        self.derived: dict[str, str] = {}
 
     def take(self, record: Record) -> None:
         """Read one record."""
@@ -228,6 +232,7 @@ class LogReader:
         if hit.derived is not None:
             row.update(hit.derived.values)
             row["inferred"] = list(hit.derived.values)
+            self.derived.update(dict.fromkeys(hit.derived.values, hit.derived.note))
         if "num_ranks" not in row:
             row["engine_rank"] = rank
         self.estimates.take(hit.grammar.name, record.text, hit.sample)
@@ -235,17 +240,17 @@ class LogReader:
             self.clock_hits[time.clock] += 1
             row["_clock"] = self.clock_ids.setdefault(time.clock, len(self.clock_ids))
             row["_s"] = time.seconds
-        if hit.grammar.joins and self._join(row):
-            return
-        row["line"], row["num_lines"] = record.number, record.num_lines
         if len(self.lines) < MAX_LINES:
             self.lines.append((record.number, self._text(record)))
+        if hit.grammar.joins and self._join(row, record):
+            return
+        row["line"], row["num_lines"] = record.number, record.num_lines
         self.rows.append(row)
         if len(self.rows) >= ROWS_PER_CHUNK:
             self._flush(self.rows[:-1])
             self.rows = self.rows[-1:]
 
-    def _join(self, row: dict[str, Any]) -> bool:
+    def _join(self, row: dict[str, Any], record: Record) -> bool:
         """Put the values to the sample before, where it has none of them and is of the same second."""
         if not self.rows:
             return False
@@ -257,6 +262,7 @@ class LogReader:
             return False
         inferred = before.get("inferred", []) + row.get("inferred", [])
         before.update({k: row[k] for k in values})
+        before["num_lines"] = record.number + record.num_lines - before["line"]
         if inferred:
             before["inferred"] = inferred
         return True
@@ -365,7 +371,7 @@ class LogReader:
             zero = self._zero(frame, notices, main)
         if "t_s" in frame.columns:
             frame = frame.with_columns(pl.col("t_s") - zero)
-            frame, disorder = _in_order(frame)
+            frame, disorder = in_order(frame)
             if disorder:
                 notes.append(
                     f"{disorder} samples stood out of the order of their times and were put in order"
@@ -387,6 +393,7 @@ class LogReader:
             None if main is None else self.clocks.offset_s(main),
             dict(self.engines),
             dict(self.families),
+            dict(self.derived),
             tuple(self.left_over),
         )
 
@@ -506,7 +513,7 @@ def family_name(families: Mapping[str, int]) -> str:
     return " + ".join([*head, *(f for f in more if f not in head)])
 
 
-def _in_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
+def in_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
     """The rows in the order of their times, and how many stood elsewhere; rows without a time stay
     behind the row before them."""
     at = frame["t_s"]

@@ -18,6 +18,7 @@ from functools import cached_property
 
 Value = int | float | str | bool
 Read = Callable[[re.Match[str]], Value | None]
+MAX_INTEGER = 2.0**62
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -40,8 +41,13 @@ class Field:
 
 
 def integer(pattern: str) -> Field:
-    """A whole number, commas of thousands allowed."""
-    return Field(pattern, lambda m: int(float(m[1].replace(",", ""))))
+    """A whole number, commas of thousands allowed; None where it is absurd."""
+
+    def read(m: re.Match[str]) -> int | None:
+        value = float(m[1].replace(",", ""))
+        return int(value) if value < MAX_INTEGER else None
+
+    return Field(pattern, read)
 
 
 def number(pattern: str, scale: float = 1.0) -> Field:

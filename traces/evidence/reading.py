@@ -1,0 +1,367 @@
+"""Files and pastes -> one Evidence: each source to its reader, all of them on one clock.
+
+    evidence = read_evidence(["server.log", "metrics.prom"], pasted="vllm serve ... --max-num-seqs 64")
+
+Readers of whole sources (files/) are asked first how sure they are; what none of them claims is read as a log. It
+knows how sources are put together, and no format.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import polars as pl
+
+from traces.errors import EvidenceError
+from traces.evidence.evidence import Evidence, Fact, Found, Line, Notice, SourceReport
+from traces.evidence.files import READERS
+from traces.evidence.grammars import GRAMMARS, SILENT
+from traces.evidence.log_reader import in_order, read_log
+from traces.evidence.records import Reading, read_records
+from traces.evidence.source import Source
+from traces.evidence.times import EPOCH, SOME_YEAR, Stamp, parse_stamp, shift
+from traces.telemetry import Telemetry, make_telemetry
+from traces.telemetry_laws import MAX_FRAC, polars_schema
+from traces.telemetry_schema import LINES, SAMPLES, telemetry_metadata
+
+SURE = 0.5  # a reader that is less sure does not get the source
+CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of whole sources
+DAY_S = 86_400.0
+_FLAGS = re.compile(r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b", re.M)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one source gave, whoever read it."""
+
+    report: SourceReport
+    samples: pl.DataFrame
+    lines: pl.DataFrame
+    facts: tuple[Fact, ...] = ()
+    notices: tuple[Notice, ...] = ()
+    sweeps: tuple[Mapping[str, Any], ...] = ()
+    first_time: str | None = None
+    offset_s: float | None = None
+    engines: Mapping[str, int] | None = None
+    derived: Mapping[str, str] | None = None
+
+
+def read_evidence(
+    paths: Sequence[str | Path],
+    *,
+    pasted: str | None = None,
+    names: Sequence[str] | None = None,
+) -> Evidence:
+    """All that these files and this paste say of a server.
+
+    names: what to call the files, one each, by default their own names. A source that cannot be read is
+    noted where others can; raises EvidenceError where none can, or where nothing was given.
+    """
+    opened: list[Source] = []
+    faults: list[EvidenceError] = []
+    for i, path in enumerate(paths):
+        try:
+            opened.append(Source.from_path(path, names[i] if names else None))
+        except EvidenceError as e:
+            faults.append(e)
+    if pasted is not None:
+        try:
+            opened.append(Source.from_text("paste", pasted))
+        except EvidenceError as e:
+            faults.append(e)
+    return _evidence(opened, faults)
+
+
+def read_sources(sources: Sequence[Source]) -> Evidence:
+    """All that these sources say of a server. Raises EvidenceError where none can be read."""
+    return _evidence(list(sources), [])
+
+
+def _evidence(sources: list[Source], faults: list[EvidenceError]) -> Evidence:
+    parts: list[Part] = []
+    for source in _named_apart(sources):
+        try:
+            parts += _read(source)
+        except EvidenceError as e:
+            faults.append(e)
+    if not parts:
+        if faults:
+            raise faults[0]
+        remedy = "Give a log, metrics or a table, or paste some lines."
+        raise EvidenceError("evidence", "", "nothing was given", remedy)
+    return _together(parts, [str(e) for e in faults])
+
+
+def _named_apart(sources: list[Source]) -> list[Source]:
+    """The sources, those of one name told apart by a number."""
+    seen: Counter[str] = Counter()
+    for source in sources:
+        seen[source.name] += 1
+        if seen[source.name] > 1:
+            source.name = f"{source.name} ({seen[source.name]})"
+    return sources
+
+
+# --- one source ---
+
+
+def _read(source: Source) -> list[Part]:
+    reader, sure = _reader(source)
+    if reader is not None and (sure >= CERTAIN or not _log_lines(source)):
+        return [_from_found(reader.read(source))]
+    found = read_log(source)
+    part = Part(
+        found.report,
+        found.samples.with_columns(pl.lit(source.name).alias("source"))
+        if found.samples.height
+        else found.samples,
+        found.lines.with_columns(pl.lit(source.name).alias("source")),
+        found.facts,
+        found.notices,
+        (),
+        found.first_time,
+        found.offset_s,
+        found.engines,
+        found.derived,
+    )
+    return [part, *_flags_between(source, found.left_over)]
+
+
+def _reader(source: Source) -> tuple[ModuleType | None, float]:
+    scores = [(reader.sniff(source.head, source.name), -i) for i, reader in enumerate(READERS)]
+    if not scores:
+        return None, 0.0
+    sure, place = max(scores)
+    return (READERS[-place], sure) if sure >= SURE else (None, sure)
+
+
+def _log_lines(source: Source) -> int:
+    """How many lines of the head a log grammar of some engine reads."""
+    lines = enumerate(source.head.split("\n")[:400], start=1)
+    engine = [g for g in GRAMMARS if g.engine is not None]
+    return sum(
+        any(g.matches(record.text) for g in engine) for record in read_records(lines, Reading())
+    )
+
+
+def _flags_between(source: Source, left_over: Sequence[tuple[int, str]]) -> list[Part]:
+    """Facts of commands and notes that stand between the lines of a log."""
+    notes = next((r for r in READERS if r.__name__.rsplit(".", 1)[-1] == "notes"), None)
+    flags = [(n, t) for n, t in left_over if _FLAGS.search(t)]
+    if notes is None or not flags:
+        return []
+    found: Found = notes.read(Source.from_text(source.name, "\n".join(t for _, t in flags)))
+
+    def there(at: Line | None) -> Line | None:
+        if at is None or not 1 <= at.number <= len(flags):
+            return at
+        return replace(at, number=flags[at.number - 1][0])
+
+    facts = tuple(replace(f, at=there(f.at)) for f in found.facts)
+    if not facts:
+        return []
+    report = replace(found.report, name=f"{source.name} (flags)", num_lines=len(flags))
+    return [Part(report, pl.DataFrame(), pl.DataFrame(), facts)]
+
+
+def _from_found(found: Found) -> Part:
+    rows = [dict(row) for row in found.samples]
+    names = {name for row in rows for name in row}
+    schema = {n: t for n, t in polars_schema(SAMPLES).items() if n in names}
+    frame = pl.DataFrame(rows, schema=schema) if rows else pl.DataFrame()
+    if rows and "source" not in names:
+        frame = frame.with_columns(pl.lit(found.report.name).alias("source"))
+    derived = {n: "" for row in rows for n in row.get("inferred") or ()}
+    report = found.report
+    engines = {report.engine: max(1, report.recognised)} if report.engine else {}
+    return Part(
+        report,
+        frame,
+        pl.DataFrame(),
+        found.facts,
+        found.notices,
+        found.sweeps,
+        found.first_time,
+        found.offset_s,
+        engines,
+        derived,
+    )
+
+
+# --- all sources ---
+
+
+def _together(parts: list[Part], notes: list[str]) -> Evidence:
+    main = max(parts, key=lambda p: (p.samples.height, len(p.notices), p.report.recognised))
+    base = main if main.first_time else next((p for p in parts if p.first_time), main)
+    away: list[float] = []
+    for part in parts:
+        seconds, note = _distance_s(part, base)
+        away.append(seconds)
+        if note and note not in notes:
+            notes.append(note)
+    zero = _zero(parts, away)
+    first_time = None if base.first_time is None else shift(base.first_time, zero)
+    moved = [_moved(p, s - zero) for p, s in zip(parts, away, strict=True)]
+    engines: Counter[str] = Counter()
+    for part in parts:
+        engines.update(part.engines or {})
+    engine = max(engines, key=lambda e: engines[e], default=None)
+    notes += _notes(parts, engines)
+    facts = tuple(f for p in moved for f in p.facts)
+    family = max(
+        parts, key=lambda p: (bool(p.report.family), p.samples.height, p.report.recognised)
+    ).report.family
+    label = ", ".join(p.report.name for p in parts if not p.report.name.endswith("(flags)"))
+    evidence = Evidence(
+        label,
+        engine,
+        family,
+        None,
+        facts,
+        tuple(n for p in moved for n in p.notices),
+        tuple(p.report for p in parts),
+        first_time,
+        tuple(row for p in parts for row in p.sweeps),
+        tuple(notes),
+    )
+    return replace(evidence, telemetry=_telemetry(evidence, moved))
+
+
+def _zero(parts: list[Part], away: list[float]) -> float:
+    """The earliest sample of all sources on the base's clock, whole seconds; 0 where none has a time."""
+    found = [
+        float(low) + s
+        for p, s in zip(parts, away, strict=True)
+        if "t_s" in p.samples.columns and (low := p.samples["t_s"].min()) is not None
+    ]
+    return math.floor(min(found) + 1e-6) if found else 0.0
+
+
+def _distance_s(part: Part, base: Part) -> tuple[float, str]:
+    """Seconds to add to a source's times to have them on the base's clock, and what was assumed."""
+    a = parse_stamp(part.first_time) if part.first_time else None
+    b = parse_stamp(base.first_time) if base.first_time else None
+    if part is base or a is None or b is None:
+        return 0.0, ""
+    zones = (_offset(a, part), _offset(b, base))
+    if zones[0] is not None and zones[1] is not None:
+        return (a.seconds - zones[0]) - (b.seconds - zones[1]), ""
+    note = ""
+    if zones[0] is not None or zones[1] is not None:
+        note = (
+            f"{part.report.name} and {base.report.name} may have clocks of different zones; "
+            "they are taken for the same"
+        )
+    if "time" in (a.form, b.form):
+        away = (a.seconds - b.seconds) % DAY_S
+        return away - DAY_S if away > DAY_S / 2 else away, note
+    if {a.form, b.form} & {"monthday", "syslog", "glog"}:
+        return _in_some_year(a) - _in_some_year(b), note
+    return a.seconds - b.seconds, note
+
+
+def _offset(stamp: Stamp, part: Part) -> float | None:
+    return stamp.offset_s if stamp.offset_s is not None else part.offset_s
+
+
+def _in_some_year(stamp: Stamp) -> float:
+    at = EPOCH + timedelta(seconds=stamp.seconds)
+    if (at.month, at.day) == (2, 29):
+        at += timedelta(days=1)
+    return (at.replace(year=SOME_YEAR) - EPOCH).total_seconds()
+
+
+def _moved(part: Part, by: float) -> Part:
+    """The part with its times on the common clock."""
+    if not by:
+        return part
+    frame = part.samples
+    if "t_s" in frame.columns:
+        frame = frame.with_columns(pl.col("t_s") + by)
+    return replace(
+        part,
+        samples=frame,
+        facts=tuple(replace(f, t_s=None if f.t_s is None else f.t_s + by) for f in part.facts),
+        notices=tuple(
+            replace(n, t_s=None if n.t_s is None else n.t_s + by) for n in part.notices
+        ),
+    )
+
+
+def _notes(parts: list[Part], engines: Counter[str]) -> list[str]:
+    notes = []
+    of = {p.report.name: p.report.engine for p in parts if p.report.engine}
+    if len(set(of.values())) > 1:
+        said = "; ".join(f"{name}: {engine}" for name, engine in of.items())
+        notes.append(f"The sources are of different engines ({said})")
+    for part in parts:
+        several = [n for n in part.report.notes if n.startswith("Lines of several engines")]
+        notes += [f"{part.report.name}: {n}" for n in several]
+        if not part.report.recognised:
+            notes.append(
+                f"{part.report.name}: none of its {part.report.num_lines} lines is known; it may be of other "
+                "software"
+            )
+    return notes
+
+
+# --- telemetry ---
+
+
+def _telemetry(evidence: Evidence, parts: list[Part]) -> Telemetry | None:
+    """The samples of all sources as one Telemetry; None where there are none."""
+    frames = [p.samples for p in parts if p.samples.height]
+    if not frames:
+        return None
+    frame = pl.concat(frames, how="diagonal_relaxed")
+    if "inferred" in frame.columns:
+        frame = frame.with_columns(pl.col("inferred").fill_null([]))
+    if "num_ranks" in frame.columns:
+        frame = frame.with_columns(pl.col("num_ranks").fill_null(1))
+    shares = [c for c in frame.columns if c.endswith("_frac")]
+    frame = frame.with_columns(
+        pl.when(pl.col(c).is_between(0, MAX_FRAC)).then(pl.col(c)).alias(c) for c in shares
+    )
+    if "t_s" in frame.columns:
+        frame, _ = in_order(frame)
+        frame = frame.with_columns(pl.col("t_s").clip(lower_bound=0.0))
+    lines = [p.lines for p in parts if p.lines.height]
+    tables = {}
+    if lines:
+        kept = pl.concat(lines).select(*(c.name for c in LINES.columns))
+        tables["lines"] = kept.unique(maintain_order=True)
+    return make_telemetry(evidence.label, frame, _metadata(evidence, parts, frame), **tables)
+
+
+def _metadata(evidence: Evidence, parts: list[Part], frame: pl.DataFrame) -> dict[str, Any]:
+    derived = {
+        name: note or "derived from other values of the source"
+        for p in parts
+        for name, note in (p.derived or {}).items()
+    }
+    version, model = evidence.fact("version"), evidence.fact("model")
+    pool, block = evidence.fact("pool_blocks"), evidence.fact("block_size")
+    family = evidence.family.split(" + ")[0]
+    steps = "step" in frame.columns and frame["step"].count() == frame.height
+    logs = all(p.report.kind == "log" for p in parts if p.samples.height)
+    return telemetry_metadata(
+        engine={"name": evidence.engine, "version": version.value if version else None},
+        recorded_by="reader of evidence",
+        sampling="steps" if steps else "periodic" if logs else "scrapes",
+        missing=SILENT.get(family, {}),
+        inferred=derived,
+        start_unix_s=None,
+        ranks=None,
+        model=model.value if model else None,
+        block_size=block.value if block else None,
+        pool_blocks=pool.value if pool else None,
+    )
