@@ -142,7 +142,7 @@ def resample(
     Resamples whose stages no longer suffice are skipped.
     """
     random = np.random.default_rng(seed)
-    kept = f.take(~fit.outlier)
+    kept = replace(f, weight=fit.weight).take(~fit.outlier)
     order = np.lexsort((np.arange(len(kept)), kept.kind, kept.source))
     stride = max(1, -(-len(order) // _MAX_RESAMPLED))
     runs = [order[i : i + _RUN * stride : stride] for i in range(0, len(order), _RUN * stride)]

@@ -45,7 +45,7 @@ class StepFit:
 
     kept: unknown -> why it stayed at the base's value; merged: unknowns that only their sum is known
     of; counts: samples a stage; condition: design -> condition number; outlier: which of the given
-    steps were dropped; host_known: device time was recorded, so that host time is apart.
+    steps were dropped; weight: what each counted in the end; host_known: device time was recorded, so that host time is apart.
     """
 
     coefficients: Coefficients
@@ -54,6 +54,7 @@ class StepFit:
     counts: Mapping[str, int]
     condition: Mapping[str, float]
     outlier: np.ndarray
+    weight: np.ndarray
     host_known: bool
 
 
@@ -294,17 +295,23 @@ def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
     Raises: SettingsError with the counts needed where there are too few steps, or with the workload
     that is missing where unknowns cannot be told apart.
     """
-    keep = np.ones(len(f), bool)
+    keep, weight = np.ones(len(f), bool), f.weight
     solver = Solver(f, base, host_known)
     c = solver.search()
     for _ in range(_ROUNDS):
         ratio = f.seconds / (predict(f, c) + (0.0 if host_known else c.step))
         keep = ~outliers(ratio, f.kind, f.source)
-        less = 1 / np.maximum(np.abs(1 / ratio - 1), _SMALL_ERROR)
-        solver = Solver(
-            replace(f, weight=f.weight * less * _SMALL_ERROR).take(keep), base, host_known
-        )
+        less = _SMALL_ERROR / np.maximum(np.abs(1 / ratio - 1), _SMALL_ERROR)
+        weight = f.weight * less
+        solver = Solver(replace(f, weight=weight).take(keep), base, host_known)
         c = solver.search(around=c)
     return StepFit(
-        c, solver.kept, solver.merged, solver.counts, solver.condition, ~keep, host_known
+        c,
+        solver.kept,
+        solver.merged,
+        solver.counts,
+        solver.condition,
+        ~keep,
+        weight,
+        host_known,
     )
