@@ -179,7 +179,8 @@ def _from_found(found: Found) -> Part:
     frame = pl.DataFrame(rows, schema=schema) if rows else pl.DataFrame()
     if rows and "source" not in names:
         frame = frame.with_columns(pl.lit(found.report.name).alias("source"))
-    derived = {n: "" for row in rows for n in row.get("inferred") or ()}
+    inferred = [row.get("inferred") for row in rows]
+    derived = {str(n): "" for names in inferred if isinstance(names, list) for n in names}
     report = found.report
     engines = {report.engine: max(1, report.recognised)} if report.engine else {}
     return Part(
@@ -238,11 +239,11 @@ def _together(parts: list[Part], notes: list[str]) -> Evidence:
 
 def _zero(parts: list[Part], away: list[float]) -> float:
     """The earliest sample of all sources on the base's clock, whole seconds; 0 where none has a time."""
-    found = [
-        float(low) + s
-        for p, s in zip(parts, away, strict=True)
-        if "t_s" in p.samples.columns and (low := p.samples["t_s"].min()) is not None
-    ]
+    found: list[float] = []
+    for part, seconds in zip(parts, away, strict=True):
+        times = part.samples["t_s"].drop_nulls() if "t_s" in part.samples.columns else ()
+        if len(times):
+            found.append(min(times) + seconds)
     return math.floor(min(found) + 1e-6) if found else 0.0
 
 
@@ -335,11 +336,10 @@ def _telemetry(evidence: Evidence, parts: list[Part]) -> Telemetry | None:
         frame, _ = in_order(frame)
         frame = frame.with_columns(pl.col("t_s").clip(lower_bound=0.0))
     lines = [p.lines for p in parts if p.lines.height]
-    tables = {}
-    if lines:
-        kept = pl.concat(lines).select(*(c.name for c in LINES.columns))
-        tables["lines"] = kept.unique(maintain_order=True)
-    return make_telemetry(evidence.label, frame, _metadata(evidence, parts, frame), **tables)
+    kept = pl.concat(lines) if lines else pl.DataFrame(schema=polars_schema(LINES))
+    kept = kept.select(*(c.name for c in LINES.columns)).unique(maintain_order=True)
+    meta = _metadata(evidence, parts, frame)
+    return make_telemetry(evidence.label, frame, meta, lines=kept)
 
 
 def _metadata(evidence: Evidence, parts: list[Part], frame: pl.DataFrame) -> dict[str, Any]:

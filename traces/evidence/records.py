@@ -21,9 +21,11 @@ WINDOW_CHARS = 8 << 20
 MIN_COLUMN = 40
 MAX_PARTS = 64  # lines of one wrapped record
 
-_COLOUR = re.compile(
+_ESCAPES = ("\x1b", "#033", "^[", "\\x1b", "\\u001b", "\\033", "␛", "\x00")
+_ESCAPED = re.compile(
     r"(?:\x1b|#033|\^\[|\\x1b|\\u001b|\\033|␛)\[[0-9;?]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
+_BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3})*m")
 _RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)"
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
@@ -84,9 +86,9 @@ _START_INSIDE = re.compile(
     rf"|(?:{_PROCESS})+(?={_OWN_HEAD}|{_LEVEL}\b)"
     rf"|{_OWN_HEAD}"
 )
-_GLUE_HINT = re.compile(
-    r".(?:INFO|WARNING|ERROR|DEBUG|CRITICAL|Decode|Prefill|[IWEF]\d{4} \d\d:|\d\d\]? \[TRT)",
-    re.S,
+_INSIDE_WORDS = (
+    *("INFO", "WARN", "ERROR", "DEBUG", "CRITICAL", "Decode", "Prefill", "KV cache pool"),
+    *("LMCache", "server_args", "stdout ", "stderr ", ".cc:", "[TRT"),
 )
 _START = re.compile(
     rf"{_LEVEL}\b|\[?\d\d:\d\d:\d\d\b|\[?(?:\d{{4}}[-/]\d\d[-/]\d\d|\d\d/\d\d/\d{{4}})[T -]\d\d:\d\d"
@@ -175,7 +177,9 @@ def read_records(lines: Iterable[tuple[int, str]], seen: Reading) -> Iterator[Re
 
 def clean(text: str) -> str:
     """The text without colour codes and zeros."""
-    return _COLOUR.sub("", text) if _COLOUR.search(text) else text
+    if any(e in text for e in _ESCAPES):
+        return _ESCAPED.sub("", text)
+    return _BARE_COLOUR.sub("", text) if _BARE_COLOUR.search(text) else text
 
 
 def _unprefixed(number: int, raw: str, seen: Reading) -> _Row:
@@ -394,7 +398,7 @@ def _part(ends: list[int], at: int) -> int:
 
 def _cuts(text: str) -> list[int]:
     """Where the records of a text begin."""
-    if not _GLUE_HINT.search(text):
+    if not any(text.find(word, 1) > 0 for word in _INSIDE_WORDS):
         return [0]
     found = [m.start() for m in _START_INSIDE.finditer(text) if m.start() > 0]
     return [0, *found]

@@ -109,7 +109,7 @@ class Grammar:
     """One kind of line; see the module.
 
     also: a second notice of another kind;
-    name; engine (None: any); family ("": says nothing of it); needle, pattern: what a line of it holds; sample,
+    name; engine (None: any); family ("": says nothing of it); needle (one, or several of which one is enough), pattern: what a line of it holds; sample,
     facts, values: column, fact or word -> field; notice: its kind; count: of the notice; derive: what
     follows from the values of `sample` and `extra` (fields that are no columns); derive_facts: the same for facts;
     joins: its values belong to the sample before, where that has none of them and is of the same second;
@@ -120,7 +120,7 @@ class Grammar:
     name: str
     engine: str | None
     family: str
-    needle: str
+    needle: str | tuple[str, ...]
     source: str
     pattern: str = ""
     sample: Mapping[str, Field] = field(default_factory=dict)
@@ -138,14 +138,18 @@ class Grammar:
     examples: tuple[str, ...] = ()
 
     @cached_property
+    def needles(self) -> tuple[str, ...]:
+        """What a line of it may hold: one of these."""
+        return (self.needle,) if isinstance(self.needle, str) else self.needle
+
+    @cached_property
     def compiled(self) -> re.Pattern[str] | None:
         return re.compile(self.pattern) if self.pattern else None
 
     def matches(self, text: str) -> bool:
         """Whether a line is one of these."""
-        return self.needle in text and (
-            self.compiled is None or bool(self.compiled.search(text))
-        )
+        found = any(needle in text for needle in self.needles)
+        return found and (self.compiled is None or bool(self.compiled.search(text)))
 
     def read(self, text: str) -> Hit | None:
         """What the line says, or None where it says nothing that can be used."""
