@@ -8,6 +8,6 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from traces.evidence.files import prometheus
+from traces.evidence.files import notes, prometheus
 
-READERS: tuple[ModuleType, ...] = (prometheus,)
+READERS: tuple[ModuleType, ...] = (prometheus, notes)
