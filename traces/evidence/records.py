@@ -37,7 +37,7 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "CRI",
         re.compile(rf"(?P<stamp>{_RFC3339}) (?P<stream>stdout|stderr) (?P<flag>[PF]) ?"),
     ),
-    ("RFC 3339 stamps", re.compile(rf"\[?(?P<stamp>{_RFC3339})\]?(?:\s+|$)")),
+    ("RFC 3339 stamps", re.compile(rf"\[?(?P<stamp>{_RFC3339})\]?(?:\s+(?={_LEVEL}\b)|\s|$)")),
     (
         "syslog",
         re.compile(
@@ -93,7 +93,7 @@ _INSIDE_WORDS = (
 _START = re.compile(
     rf"{_LEVEL}\b|\[?\d\d:\d\d:\d\d\b|\[?(?:\d{{4}}[-/]\d\d[-/]\d\d|\d\d/\d\d/\d{{4}})[T -]\d\d:\d\d"
     rf"|[IWEF]\d{{4}} \d\d:|\[TensorRT-LLM\]|\[rank\d+\]|Traceback \(|(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)(?::|$)"
-    r"|Processed prompts:|\s*\d{1,3}%\||\^C|  File \"|\{\"|=====|#|vllm:|sglang:|Killed\b"
+    r"|Processed prompts:|\s*\d{1,3}%\||\^C|  File \"|\{\"|=====|#+ |vllm:|sglang:|Killed\b"
 )
 _REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\]")
 _SYSLOG_REPEATED = re.compile(r"^(?:last )?message repeated (\d+) times?(?:: ?\[ ?(.*?)\]?)?$")
@@ -293,11 +293,7 @@ class Wrap:
 
 def starts(row: _Row) -> bool:
     """Whether a line looks like the start of a record."""
-    return (
-        bool(row.process)
-        or bool(_START.match(row.body))
-        or bool(row.framed and row.body[:1].isupper() and ": " in row.body[:40])
-    )
+    return bool(row.process) or bool(_START.match(row.body))
 
 
 def find_wrap(rows: list[_Row]) -> Wrap | None:
@@ -324,12 +320,13 @@ def _break_at(rows: list[_Row], of: str) -> tuple[int, Wrap] | None:
     exact, words = Wrap(column, of), Wrap(column, of, words=True)
     full = [i for i, n in enumerate(lengths[:-1]) if n >= column - 1]
     by_column = sum(exact.joins(rows[i], rows[i + 1]) for i in full)
-    if by_column and by_column * 2 >= len(full):
-        return by_column, exact
     loose = [i for i in range(len(rows) - 1) if not starts(rows[i + 1])]
     by_word = sum(words.joins(rows[i], rows[i + 1]) for i in loose)
-    if column <= 240 and by_word >= 2 and by_word * 5 >= 4 * len(loose):
+    even = by_word * 5 >= 4 * len(loose) and by_word >= 2 and column <= 240
+    if even and by_column * 5 < 4 * by_word:  # a break at the column is one between words too
         return by_word, words
+    if by_column and by_column * 3 >= sum(n == column for n in lengths[:-1]):
+        return by_column, exact
     return None
 
 
@@ -400,8 +397,12 @@ def _cuts(text: str) -> list[int]:
     """Where the records of a text begin."""
     if not any(text.find(word, 1) > 0 for word in _INSIDE_WORDS):
         return [0]
-    found = [m.start() for m in _START_INSIDE.finditer(text) if m.start() > 0]
-    return [0, *found]
+    cuts, after = [0], 0
+    for match in _START_INSIDE.finditer(text):
+        if match.start() > after:  # else it goes on with the prefix before it
+            cuts.append(match.start())
+        after = match.end()
+    return cuts
 
 
 def _record(

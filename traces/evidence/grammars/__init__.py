@@ -20,8 +20,8 @@ from traces.evidence.grammars.grammar import Grammar, Hit
 __all__ = ["GRAMMARS", "SILENT", "Grammar", "Hit"]
 
 GRAMMARS: tuple[Grammar, ...] = (
-    *vllm_v1.GRAMMARS,
     *vllm_v0.GRAMMARS,
+    *vllm_v1.GRAMMARS,
     *sglang.GRAMMARS,
     *trtllm.GRAMMARS,
     *rust.GRAMMARS,

@@ -29,9 +29,9 @@ GRAMMARS: tuple[Grammar, ...] = (
         "v0-stats",
         "vllm",
         "v0-metrics",
-        "Pending: ",
+        ("Pending: ", "Swapped: ", "CPU KV cache usage: ", "Avg prompt throughput: "),
         "vllm#3561, #1879, #2731; metrics.py, llm_engine.py",
-        pattern=r"Running: \d+ reqs|Pending: \d+ reqs",
+        pattern=r"(?:Pending|Swapped): \d+ reqs|CPU KV cache usage: [\d.]+%|(?:metrics|llm_engine)\.py:\d+\] Avg prompt",
         family_of=_family,
         sample={
             "prompt_tokens_per_s": number(r"prompt throughput: ([\d.]+)"),

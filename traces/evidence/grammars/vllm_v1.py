@@ -39,9 +39,14 @@ GRAMMARS: tuple[Grammar, ...] = (
         "v1-stats",
         "vllm",
         "v1-engine",
-        "Waiting: ",
+        (
+            "Waiting: ",
+            "GPU KV cache usage: ",
+            "Avg prompt throughput: ",
+            "Prefix cache hit rate: ",
+        ),
         "vllm#18115, #27073; loggers.py",
-        pattern=r"Running: \d+|Waiting: \d+ reqs",
+        pattern=r"^(?!.*CPU: [\d.]+%).*(?:Running: \d+ reqs|Waiting: \d+ reqs|GPU KV cache usage: [\d.]+%|throughput: [\d.]+ tokens/s|cache hit rate: [\d.]+%)",
         family_of=_family,
         sample={
             "engine_rank": integer(r"Engine (\d+): "),
