@@ -172,6 +172,15 @@ def how_many_fit(
                 at["stated_low"] = blocks // low
         if max_model_len:
             at["max_model_len"] = blocks // max(pool.blocks_for(max_model_len), 1)
+    elif pool.tokens:
+        total = lengths.total()
+        if total:
+            at["stated" if lengths.prompt is not None else "max"] = pool.tokens // total
+        if lengths.prompt is not None and lengths.prompt[0] != lengths.prompt[1]:
+            least = lengths.prompt[0] + lengths.sequences * (lengths.output or (0, 0))[0]
+            at["stated_low"] = pool.tokens // max(least, 1)
+        if max_model_len:
+            at["max_model_len"] = int(pool.tokens // max_model_len)
     if held is not None:
         at["held_mean"] = int(1 / held.frac + 1e-6)
     order = ["stated", "p95", "max_model_len"]

@@ -15,6 +15,7 @@ from traces.evidence.evidence import Evidence, Fact
 from traces.telemetry import Telemetry
 
 SAME_FRAC = 0.02
+BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 
 def split_parts(evidence: Evidence) -> list[Evidence]:
@@ -51,7 +52,7 @@ def _agree(a: dict[str, float], b: dict[str, float]) -> bool:
         return all(abs(a[k] / b[k] - 1) <= SAME_FRAC for k in both if b[k])
     tokens, blocks = (a, b) if "pool_tokens" in a else (b, a)
     size = tokens["pool_tokens"] / blocks["pool_blocks"] if blocks.get("pool_blocks") else 0
-    return 1 <= size <= 1024
+    return any(abs(size / usual - 1) <= SAME_FRAC for usual in BLOCK_SIZES)
 
 
 def _groups(stated: dict[str, dict[str, float]]) -> list[list[str]]:

@@ -162,9 +162,8 @@ class Quantities:
 
     @cached_property
     def fits(self) -> Fits:
-        return how_many_fit(
-            self.pool, self.lengths, self.held, self.number("max_model_len"), self.growing
-        )
+        limit = self.number("max_model_len") or self.number("max_concurrency_tokens")
+        return how_many_fit(self.pool, self.lengths, self.held, limit, self.growing)
 
     @cached_property
     def imbalance(self) -> Imbalance | None:

@@ -14,6 +14,13 @@ from analyzer.diagnosis.series import Series, stretches
 from traces.evidence.evidence import Evidence, Notice
 
 MIN_FROZEN = 3
+ALIVE = (
+    "preemption",
+    "retract",
+    "swap_out",
+    "swap_in",
+    "resume",
+)  # the engine itself says these
 MIN_PERIODS = 3.0
 
 
@@ -73,7 +80,7 @@ def find_gaps(series: Series, evidence: Evidence) -> list[Gap]:
             for n in evidence.notices
             if n.t_s is not None and n.t_s > end + 1.5 * usual and n.at.source in of
         ]
-        if later:
+        if later and not any(n.kind in ALIVE for n in later):
             final = max(later, key=lambda n: n.t_s or 0.0)
             found.append(Gap(end, float(final.t_s or 0.0), int(last[-1]), None, final))
     return found
