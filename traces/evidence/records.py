@@ -95,6 +95,10 @@ _START = re.compile(
     rf"|[IWEF]\d{{4}} \d\d:|\[TensorRT-LLM\]|\[rank\d+\]|Traceback \(|(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)(?::|$)"
     r"|Processed prompts:|\s*\d{1,3}%\||\^C|  File \"|\{\"|=====|#+ |vllm:|sglang:|Killed\b"
 )
+# starts of lines that were copied without their heads: a start where the line before has the same words
+_WEAK_START = re.compile(
+    r"Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
+)
 _REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\]")
 _SYSLOG_REPEATED = re.compile(r"^(?:last )?message repeated (\d+) times?(?:: ?\[ ?(.*?)\]?)?$")
 _JSON_TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "body")
@@ -278,6 +282,9 @@ class Wrap:
         if self.column is None or starts(after) or (after.framed and self.of != "body"):
             return False
         if self.of == "body" and not after.framed:
+            return False
+        again = _WEAK_START.match(after.body)
+        if again is not None and again[0][:6] in row.body:
             return False
         length = len(getattr(row, self.of))
         if self.words:
