@@ -17,6 +17,7 @@ ROUNDING_FRAC = 0.0005  # a usage is printed with a tenth of a per cent: half of
 MIN_GROWTH_FRAC = 0.004
 MIN_STAIR_FRAC = 0.01
 MAX_INTERVAL_S = 90.0  # in a longer time requests end and others take their place unseen
+MAX_AHEAD = 10.0
 LIKELY_FRAC = 0.6  # below, growth over two samples says nothing of the wall
 FULL_FRAC = 0.98
 
@@ -259,6 +260,9 @@ def _by_slope(series: Series, known: Array) -> Wall | None:
     if per_s <= 0:
         return None
     last = int(at[-1])
-    at_s = float(series.t_s[last]) + (1 - float(series.usage[last])) / per_s
+    ahead_s = (1 - float(series.usage[last])) / per_s
+    if ahead_s > MAX_AHEAD * float(series.t_s[last] - series.t_s[at[0]]):
+        return None  # so short a rise says nothing of so far a time
+    at_s = float(series.t_s[last]) + ahead_s
     how = f"usage grew {100 * per_s:.3f} % a second over {len(at)} samples"
     return Wall(at_s, at_s, at_s, None, last, None, None, how)

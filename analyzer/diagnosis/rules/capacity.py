@@ -83,17 +83,31 @@ def find_preemption(q: Quantities) -> Finding | None:
     )
     if q.engine == "sglang" and q.evidence.all_notices("retract"):
         steps = (_conservativeness(q), *steps)
+    past = p.since_start and q.max_usage is not None and q.max_usage < WALL_FRAC
+    statement = f"The pool is full and running requests lose their blocks: {_preemptions(q)}"
+    if past:
+        severity = "low"
+        statement = f"Running requests lost their blocks before this scrape: {_preemptions(q)} since the start"
     return Finding(
         "CAPACITY_PREEMPTION",
         severity,
-        f"The pool is full and running requests lose their blocks: {p.text()} preemptions"
-        + (f", usage up to {percent(q.max_usage)}." if q.max_usage is not None else "."),
+        statement
+        + (
+            f", usage {'now ' if past else 'up to '}{percent(q.max_usage)}."
+            if q.max_usage is not None
+            else "."
+        ),
         (preemption_proof(q), *held_proof(q), *_pause_proof(q)),
         steps or (_ask_for_capacity(),),
         _useless(q, swap),
         inferred,
         _unknowns(q),
     )
+
+
+def _preemptions(q: Quantities) -> str:
+    text = q.preemptions.text()
+    return f"{text} preemption" + ("" if text == "1" else "s")
 
 
 def _from_the_pool(q: Quantities) -> bool:

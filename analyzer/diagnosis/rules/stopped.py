@@ -398,6 +398,8 @@ def find_unstartable(q: Quantities) -> Finding | None:
     """The engine refused to start: not even one request of max_model_len fits."""
     refused = q.evidence.all_notices("too_small")
     starts = q.fact("starts")
+    if q.main is not None:
+        return None  # it ran, so a later start was possible
     if not refused and not (starts is not None and starts.value is False):
         return None
     limit, tokens = q.number("max_model_len"), q.pool.tokens
