@@ -184,3 +184,26 @@ def test_a_very_long_line_is_read_in_pieces_and_bounded() -> None:
 
     assert found.samples.height == 2
     assert all(len(e) <= 160 for e in found.report.skipped_examples)
+
+
+def test_metrics_pasted_below_a_log_are_read_too() -> None:
+    metrics = [
+        'vllm:num_preemptions_total{engine="0",model_name="a"} 12.0',
+        'vllm:num_requests_running{engine="0",model_name="a"} 4.0',
+    ]
+
+    evidence = read_evidence(
+        [], pasted="\n".join([*plain("v1", 3), "2025-10-14 14:44:00", *metrics])
+    )
+
+    assert evidence.telemetry is not None
+    assert evidence.telemetry.samples.height == 4
+    assert evidence.telemetry.samples["preemptions_total"].to_list()[-1] == 12
+    assert evidence.telemetry.samples["line"].to_list()[-1] in (4, 5, 6)
+
+
+def test_quoted_and_indented_lines_are_read() -> None:
+    lines = plain("v1", 6)
+
+    for mark in ("> ", "    ", "- ", "\t"):
+        assert read([mark + line for line in lines]).samples.height == 6

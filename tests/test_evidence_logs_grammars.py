@@ -260,3 +260,27 @@ def test_v1_counts_the_null_block_of_an_override() -> None:
         "pool_blocks": (479, True),
         "null_blocks": (1, True),
     }
+
+
+def test_a_rise_of_paused_requests_is_that_many_preemptions_at_least() -> None:
+    line = (
+        'I1014 14:43:0{}.000000 160 model_instance_state.cc:813] {{"Active Request Count":9,"Iteration Counter":1,'
+        '"Paused Requests":{},"Scheduled Requests":4,"Max KV cache blocks":157,"Used KV cache blocks":150}}'
+    )
+
+    found = read([line.format(s, paused) for s, paused in ((1, 0), (2, 3), (3, 1), (4, 2))])
+
+    assert found.samples["num_preempted"].to_list() == [None, 3, 0, 1]
+    assert "num_preempted" in found.samples["inferred"].to_list()[1]
+
+
+def test_of_several_usages_of_a_hybrid_model_the_fullest_pool_counts() -> None:
+    found = read(
+        [
+            "[2026-01-07 10:00:01 TP0] Decode batch, #running-req: 4, #full token: 9000, full token usage: 0.31, "
+            "#swa token: 1200, swa token usage: 0.95, mamba num: 3, mamba usage: 0.40, cuda graph: True, "
+            "gen throughput (token/s): 312.31, #queue-req: 0"
+        ]
+    )
+
+    assert found.samples["kv_usage_frac"].to_list() == [0.95]

@@ -36,6 +36,7 @@ EXAMPLE_CHARS = 160
 SAME_EVENT_S = 2.0
 SAME_SAMPLE_S = 1.0
 MAX_FACTS = 5_000
+MAX_METRIC_LINES = 20_000  # lines of a metrics dump between a log's
 
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _FRACTION = r"(?:[.,]\d+)?"
@@ -46,6 +47,10 @@ _HEAD = re.compile(
     rf"|\[(?P<d>\d\d/\d\d/\d{{4}}-\d\d:\d\d:\d\d)\]"
     rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
     rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
+)
+_METRIC = re.compile(
+    r"(?:# (?:HELP|TYPE) )?(?:vllm|sglang|tgi|trtllm|lmcache|nv)[:_]\w+(?:\{[^}]*\})? (?:\S+)"
+    r"|\W{0,4}\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\W{0,4}$"
 )
 _MACHINE_RANK = re.compile(r"_DP(\d+)|\bDP(\d+)\b")
 _ENGINE_NAMES = {
@@ -104,7 +109,7 @@ class LogFound:
     samples: columns of telemetry_schema.SAMPLES that have values, and t_s; lines: rows of LINES; families:
     how many records each family had; engines: the same for engines; offset_s: UTC offset of the clock;
     derived: column -> how its inferred values were derived; left_over: (line, text) of some records that no
-    grammar knows.
+    grammar knows; metrics: those of a metrics dump, with loose time lines.
     """
 
     report: SourceReport
@@ -118,6 +123,7 @@ class LogFound:
     families: Mapping[str, int]
     derived: Mapping[str, str]
     left_over: tuple[tuple[int, str], ...] = ()
+    metrics: tuple[tuple[int, str], ...] = ()
 
 
 def read_log(source: Source) -> LogFound:
@@ -143,6 +149,7 @@ class LogReader:
         self.recognised = self.skipped = self.noise = self.copies = self.left_out = 0
         self.examples: list[str] = []
         self.left_over: list[tuple[int, str]] = []
+        self.metrics: list[tuple[int, str]] = []
         self.facts: list[tuple[Fact, Time | None]] = []
         self.first: dict[str, list[_Kept]] = {}
         self.last: dict[str, deque[_Kept]] = {}
@@ -154,6 +161,7 @@ class LogReader:
         self.recent: dict[tuple[Any, ...], tuple[float | None, set[str], Any]] = {}
         self.estimates = PoolEstimates()
         self.derived: dict[str, str] = {}
+        self.paused: dict[int | None, int] = {}
 
     def take(self, record: Record) -> None:
         """Read one record."""
@@ -163,6 +171,9 @@ class LogReader:
                 self._hit(hit, record)
                 return
         self.skipped += 1
+        if len(self.metrics) < MAX_METRIC_LINES and _METRIC.match(text):
+            self.metrics.append((record.number, text))
+            return
         if "HTTP/" in text or "%|" in text or "it/s" in text:
             self.noise += 1
         elif len(self.examples) < MAX_EXAMPLES or len(self.left_over) < 200:
@@ -234,6 +245,7 @@ class LogReader:
             self.derived.update(dict.fromkeys(hit.derived.values, hit.derived.note))
         if "num_ranks" not in row:
             row["engine_rank"] = rank
+        self._count_pauses(hit, row, rank)
         self.estimates.take(hit.grammar.name, record.text, hit.sample)
         if time is not None:
             self.clock_hits[time.clock] += 1
@@ -248,6 +260,18 @@ class LogReader:
         if len(self.rows) >= ROWS_PER_CHUNK:
             self._flush(self.rows[:-1])
             self.rows = self.rows[-1:]
+
+    def _count_pauses(self, hit: Hit, row: dict[str, Any], rank: int | None) -> None:
+        """A rise of the requests that are paused now is that many preemptions, at least."""
+        paused = hit.extra.get("paused")
+        if not isinstance(paused, int):
+            return
+        before = self.paused.get(rank)
+        self.paused[rank] = paused
+        if before is not None:
+            row["num_preempted"] = max(0, paused - before)
+            row.setdefault("inferred", []).append("num_preempted")
+            self.derived["num_preempted"] = "rise of the paused requests since the line before"
 
     def _join(self, row: dict[str, Any], record: Record) -> bool:
         """Put the values to the sample before, where it has none of them and is of the same second."""
@@ -394,6 +418,7 @@ class LogReader:
             dict(self.families),
             dict(self.derived),
             tuple(self.left_over),
+            tuple(self.metrics),
         )
 
     def _timed(

@@ -34,6 +34,7 @@ from traces.telemetry_schema import LINES, SAMPLES, telemetry_metadata
 
 SURE = 0.5  # a reader that is less sure does not get the source
 CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of whole sources
+MAY_STAND_BETWEEN = ("notes", "prometheus")  # readers of lines that are pasted among a log's
 DAY_S = 86_400.0
 _FLAGS = re.compile(r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b", re.M)
 
@@ -115,8 +116,10 @@ def _named_apart(sources: list[Source]) -> list[Source]:
 
 def _read(source: Source) -> list[Part]:
     reader, sure = _reader(source)
-    if reader is not None and (sure >= CERTAIN or not _log_lines(source)):
-        return [_from_found(reader.read(source))]
+    if reader is not None:
+        mixes = reader.__name__.rsplit(".", 1)[-1] in MAY_STAND_BETWEEN
+        if not _log_lines(source) or (sure >= CERTAIN and not mixes):
+            return [_from_found(reader.read(source))]
     found = read_log(source)
     part = Part(
         found.report,
@@ -132,7 +135,12 @@ def _read(source: Source) -> list[Part]:
         found.engines,
         found.derived,
     )
-    return [part, *_flags_between(source, found.left_over)]
+    flags = [(n, t) for n, t in found.left_over if _FLAGS.search(t)]
+    return [
+        part,
+        *_between(source, "notes", "flags", flags),
+        *_between(source, "prometheus", "metrics", list(found.metrics)),
+    ]
 
 
 def _reader(source: Source) -> tuple[ModuleType | None, float]:
@@ -152,24 +160,31 @@ def _log_lines(source: Source) -> int:
     )
 
 
-def _flags_between(source: Source, left_over: Sequence[tuple[int, str]]) -> list[Part]:
-    """Facts of commands and notes that stand between the lines of a log."""
-    notes = next((r for r in READERS if r.__name__.rsplit(".", 1)[-1] == "notes"), None)
-    flags = [(n, t) for n, t in left_over if _FLAGS.search(t)]
-    if notes is None or not flags:
+def _between(
+    source: Source, reader: str, what: str, lines: list[tuple[int, str]]
+) -> list[Part]:
+    """What lines of another kind say that stand between the lines of a log."""
+    module = next((r for r in READERS if r.__name__.rsplit(".", 1)[-1] == reader), None)
+    if module is None or not lines:
         return []
-    found: Found = notes.read(Source.from_text(source.name, "\n".join(t for _, t in flags)))
+    part = Source.from_text(source.name, "\n".join(t for _, t in lines))
+    found: Found = module.read(part)
+    if not found.facts and not found.samples:
+        return []
+
+    def number(n: int) -> int:
+        return lines[n - 1][0] if 1 <= n <= len(lines) else n
 
     def there(at: Line | None) -> Line | None:
-        if at is None or not 1 <= at.number <= len(flags):
-            return at
-        return replace(at, number=flags[at.number - 1][0])
+        return None if at is None else replace(at, number=number(at.number))
 
+    report = replace(found.report, name=f"{source.name} ({what})", num_lines=len(lines))
+    rows = [
+        {k: number(v) if k == "line" and isinstance(v, int) else v for k, v in row.items()}
+        for row in found.samples
+    ]
     facts = tuple(replace(f, at=there(f.at)) for f in found.facts)
-    if not facts:
-        return []
-    report = replace(found.report, name=f"{source.name} (flags)", num_lines=len(flags))
-    return [Part(report, pl.DataFrame(), pl.DataFrame(), facts)]
+    return [_from_found(replace(found, report=report, facts=facts, samples=tuple(rows)))]
 
 
 def _from_found(found: Found) -> Part:
@@ -221,7 +236,9 @@ def _together(parts: list[Part], notes: list[str]) -> Evidence:
     family = max(
         parts, key=lambda p: (bool(p.report.family), p.samples.height, p.report.recognised)
     ).report.family
-    label = ", ".join(p.report.name for p in parts if not p.report.name.endswith("(flags)"))
+    label = ", ".join(
+        p.report.name for p in parts if not p.report.name.endswith(("(flags)", "(metrics)"))
+    )
     evidence = Evidence(
         label,
         engine,

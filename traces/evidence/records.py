@@ -50,7 +50,7 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     ),
     ("journald", re.compile(r"[\w.-]+ [\w.@/-]+\[\d+\]: ?")),
     ("Ray", re.compile(r"\((?P<process>\w+ pid=\d+, ip=[\w.:]+|[\w:.]+ pid=\d+, [^()]*)\) ?")),
-    ("process", re.compile(r"\((?P<process>[A-Za-z_][\w:.]*(?: \w+)? ?pid=\d+)\) ?")),
+    ("process", re.compile(r"\((?P<process>(?:[A-Za-z_][\w:.]*(?: \w+)? ?)?pid=\d+)\) ?")),
     ("pod", re.compile(r"\[pod/[^\]\s]+\] ?")),
     (
         "compose",
@@ -65,10 +65,10 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
             rf"(?:[\w./-]*[A-Za-z][\w./-]*:)?\d{{1,9}}[:-]\s?(?={_LEVEL}\b|[(\[]|\d{{4}}-\d\d)"
         ),
     ),
-    ("quote", re.compile(r"> ")),
+    ("quote", re.compile(rf"\s*(?:[>•*-] )?\s*(?={_LEVEL}\b|[(\[]|\d{{4}}-\d\d)(?<=\s)")),
 )
 _PREFIX_HINT = re.compile(
-    r"[\d(<\[>]|[A-Z][a-z]{2} [ \d]\d |[A-Za-z][\w.@/-]*(?: *\||\[\d|:\d| [\w.@/-]+\[\d)"
+    r"[\d(<\[>•*\s-]|[A-Z][a-z]{2} [ \d]\d |[A-Za-z][\w.@/-]*(?: *\||\[\d|:\d| [\w.@/-]+\[\d)"
 )
 
 # where a record begins inside a line: the log's own head, behind whatever prefix
@@ -222,7 +222,7 @@ def _take(row: _Row, kind: str, match: re.Match[str]) -> None:
     row.process = groups.get("process") or row.process
     row.stream = groups.get("stream") or row.stream
     row.flag = groups.get("flag") or row.flag
-    row.framed = row.framed or kind not in ("process", "quote")
+    row.framed = row.framed or kind not in ("process", "quote", "grep")
 
 
 def _unwrap_json(row: _Row, seen: Reading | None) -> None:

@@ -24,7 +24,7 @@ _DEAD = (
 _STUCK = (
     r"(No available shared memory broadcast block.*|RPC call to \w+ timed out.*|Watchdog timeout.*"
     r"|Watchdog caught collective operation timeout.*|.*NCCL (?:error|timeout).*|CUDA error: .*"
-    r"|execute_model timed out.*|TimeoutError: .*execute_model.*)"
+    r"|.*memory leak detected.*|execute_model timed out.*|TimeoutError: .*execute_model.*)"
 )
 
 GRAMMARS: tuple[Grammar, ...] = (
@@ -75,7 +75,15 @@ GRAMMARS: tuple[Grammar, ...] = (
         "stuck",
         None,
         "",
-        ("No available shared", "timed out", "Watchdog", "NCCL", "CUDA error", "TimeoutError"),
+        (
+            "memory leak",
+            "No available shared",
+            "timed out",
+            "Watchdog",
+            "NCCL",
+            "CUDA error",
+            "TimeoutError",
+        ),
         "shm_broadcast.py, multiproc_executor.py, NCCL",
         pattern=_STUCK,
         notice="fault",

@@ -161,7 +161,7 @@ class Grammar:
         columns = [c for c in sample if c not in _KEYS]
         if self.sample and not columns and not facts and not self.notice:
             return None
-        hit = Hit(self, sample if columns else {}, facts, _found(self.values, text))
+        hit = Hit(self, sample if columns else {}, facts, _found(self.values, text), extra)
         hit.count = None if self.count is None else _whole(self.count.find(text))
         if self.derive is not None and columns:
             hit.derived = self.derive({**sample, **extra})
@@ -181,6 +181,7 @@ class Hit:
     sample: dict[str, Value]
     facts: dict[str, Value]
     values: dict[str, Value]
+    extra: dict[str, Value] = field(default_factory=dict)
     count: int | None = None
     derived: Derived | None = None
     derived_facts: Derived | None = None

@@ -7,9 +7,25 @@ line's head).
 
 from __future__ import annotations
 
-from traces.evidence.grammars.grammar import Grammar, integer, number, percent, size, word
+import re
 
-_USAGE = r"(?<!swa )(?<!mamba )(?<!host )(?:full )?token usage: ([\d.]+)"
+from traces.evidence.grammars.grammar import (
+    Field,
+    Grammar,
+    constant,
+    integer,
+    number,
+    percent,
+    size,
+    word,
+)
+
+_USAGES = re.compile(r"(?:(?:full|swa) )?token usage: ([\d.]+)|mamba usage: ([\d.]+)")
+# of the pools that a hybrid model has (full, window, state) the fullest binds
+USAGE = Field(
+    r"(?:token|mamba) usage: [\d.]+",
+    lambda m: max(float(a or b) for a, b in _USAGES.findall(m.string)),
+)
 
 
 def _family(text: str, process: str) -> str:
@@ -28,7 +44,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         family_of=_family,
         sample={
             "num_running": integer(r"#running-req: (\d+)"),
-            "kv_usage_frac": number(_USAGE),
+            "kv_usage_frac": USAGE,
             "generation_tokens_per_s": number(r"gen throughput \(token/s\): ([\d.]+)"),
             "num_waiting": integer(r"#queue-req: (\d+)"),
         },
@@ -51,7 +67,7 @@ GRAMMARS: tuple[Grammar, ...] = (
             "context_tokens": integer(r"#new-token: (\d+)"),
             "prefix_hit_tokens": integer(r"#cached-token: (\d+)"),
             "prefix_hit_frac": percent(r"cache hit rate: ([\d.]+)%"),
-            "kv_usage_frac": number(_USAGE),
+            "kv_usage_frac": USAGE,
             "num_running": integer(r"#running-req: (\d+)"),
             "num_waiting": integer(r"#queue-req: (\d+)"),
             "prompt_tokens_per_s": number(r"input throughput \(token/s\): ([\d.]+)"),
@@ -149,6 +165,35 @@ GRAMMARS: tuple[Grammar, ...] = (
         },
         examples=(
             "[2025-05-07 10:00:01] server_args=ServerArgs(model_path='/models/a', context_length=None, mem_fraction_static=0.88, max_running_requests=64, max_total_tokens=None, chunked_prefill_size=8192, schedule_policy='fcfs', page_size=1, tp_size=2, dp_size=1, kv_cache_dtype='auto')",
+        ),
+    ),
+    Grammar(
+        "sglang-pool-exhausted",
+        "sglang",
+        "sglang",
+        "out of memory. Try to lower your batch size",
+        "mem_cache/common.py: an allocation that must not fail",
+        notice="out_of_blocks",
+        also="fatal",
+        values={
+            "what": word(r"((?:Prefill|Decode) out of memory)"),
+            "asked_tokens": integer(r"[Tt]ry(?:ing)? to allocate (\d+) tokens"),
+            "free_tokens": integer(r"[Aa]vailable(?: tokens|_tokens)?[:=] ?(\d+)"),
+        },
+        examples=(
+            "RuntimeError: Prefill out of memory. Try to lower your batch size. Try to allocate 8192 tokens. Available tokens: 512",
+        ),
+    ),
+    Grammar(
+        "sglang-no-memory",
+        "sglang",
+        "sglang",
+        "Please try to increase --mem-fraction-static",
+        "model_runner.py",
+        notice="too_small",
+        facts={"starts": constant("Not enough memory", False)},
+        examples=(
+            "RuntimeError: Not enough memory. Please try to increase --mem-fraction-static.",
         ),
     ),
     Grammar(

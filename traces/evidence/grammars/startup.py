@@ -378,6 +378,28 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "hybrid-block-size",
+        "vllm",
+        "",
+        "Setting attention block size to ",
+        "config of hybrid models: attention pages as large as state pages",
+        facts={"block_size": integer(r"block size to (\d+) tokens")},
+        examples=(
+            "INFO 08-14 09:27:00 [config.py:390] Setting attention block size to 784 tokens to ensure that attention page size is >= mamba page size.",
+        ),
+    ),
+    Grammar(
+        "offload-blocks",
+        "vllm",
+        "v1-startup",
+        " CPU blocks (",
+        "SimpleCPUOffloadScheduler",
+        facts={"host_pool_blocks": integer(r"Allocating (\d+) CPU blocks")},
+        examples=(
+            "INFO 08-14 09:27:41 [scheduler.py:90] SimpleCPUOffloadScheduler: Allocating 4096 CPU blocks (8.00 GB, mode=eager)",
+        ),
+    ),
+    Grammar(
         "rollout-sampling",
         None,
         "",

@@ -54,6 +54,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         },
         extra={
             "active": integer(_key("Active Request Count")),
+            "paused": integer(_key("Paused Requests")),
             "pool_blocks": integer(_key("Max KV cache blocks")),
         },
         facts={
@@ -83,7 +84,10 @@ GRAMMARS: tuple[Grammar, ...] = (
             "duration_s": number(r'"iterLatencyMS": ?([\d.]+)', 1e-3),
             "used_blocks": integer(_key("usedNumBlocks")),
         },
-        extra={"pool_blocks": integer(_key("maxNumBlocks"))},
+        extra={
+            "pool_blocks": integer(_key("maxNumBlocks")),
+            "paused": integer(_key("numPausedRequests")),
+        },
         facts={
             "pool_blocks": integer(_key("maxNumBlocks")),
             "block_size": integer(_key("tokensPerBlock")),
@@ -138,6 +142,20 @@ GRAMMARS: tuple[Grammar, ...] = (
         "kvCacheManager",
         facts={"pool_blocks": integer(r"primary pool: (\d+)")},
         examples=("[TensorRT-LLM][INFO] Number of blocks in KV cache primary pool: 7718",),
+    ),
+    Grammar(
+        "trtllm-window-blocks",
+        "tensorrt-llm",
+        "trtllm",
+        "primaryBlocks=",
+        "kvCacheManager, 0.20 and later",
+        facts={
+            "pool_blocks": integer(r"primaryBlocks=(\d+)"),
+            "host_pool_blocks": integer(r"second\w*Blocks=(\d+)"),
+        },
+        examples=(
+            "[TensorRT-LLM][INFO] [windowSize=32768] {.primaryBlocks=7718, .secondayBlocks=0}",
+        ),
     ),
     Grammar(
         "trtllm-block-size",

@@ -133,10 +133,10 @@ GRAMMARS: tuple[Grammar, ...] = (
         "v1-engine",
         "reempt",
         "instrumented builds; ascend scheduler",
-        pattern=r"(?:Preempt(?:ing|ed)|preempt(?:ing|ed)) (?:request|req)\b",
+        pattern=r"[Pp]reempt(?:ing|ed) (?:request|req)\b|[Rr]equest [\w.-]+ (?:is|was|has been) preempted",
         notice="preemption",
         values={
-            "request": word(r"(?:request|req)[ :=]+'?([\w-]+)"),
+            "request": word(r"[Rr]eq(?:uest)?[ :=]+'?([\w-]+)"),
             "computed_tokens": integer(r"(\d+) computed"),
         },
         examples=("DEBUG 11-04 12:27:13 [scheduler.py:495] Preempting request cmpl-9-0",),
