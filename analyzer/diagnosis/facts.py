@@ -65,8 +65,8 @@ def _pool(q: Quantities) -> dict[str, Any]:
         "kv_gib": round(kv / 2**30, 2) if kv else None,
         "bytes_per_block": round(kv / pool.blocks) if kv and pool.blocks else None,
         "bytes_per_token": round(kv / pool.tokens) if kv and pool.tokens else None,
-        "null_blocks": q.number("null_blocks"),
-        "state_blocks": q.number("state_blocks"),
+        "null_blocks": _plain(q, "null_blocks"),
+        "state_blocks": _plain(q, "state_blocks"),
     }
     if found["cpu_blocks"] is not None:
         found["cpu_blocks"] = found["host_pool_blocks"] = int(found["cpu_blocks"])

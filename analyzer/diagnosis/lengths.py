@@ -42,11 +42,11 @@ class Lengths:
     def blocks(self, pool: Pool) -> int | None:
         """Blocks that one request of the stated length ends with; all its sequences, prompt shared."""
         if self.prompt is None:
-            return pool.blocks_for(self.longest) if self.longest else None
+            return pool.blocks_for(self.longest) + pool.state_blocks if self.longest else None
         output = self.output[1] if self.output else 0
         if self.sequences > 1:
             return pool.blocks_for(self.prompt[1]) + self.sequences * pool.blocks_for(output)
-        return pool.blocks_for(self.prompt[1] + output)
+        return pool.blocks_for(self.prompt[1] + output) + pool.state_blocks
 
 
 def find_lengths(evidence: Evidence) -> Lengths:
@@ -160,7 +160,7 @@ def how_many_fit(
             ("max", lengths.longest),
         ):
             if tokens:
-                at[name] = blocks // max(pool.blocks_for(tokens), 1)
+                at[name] = blocks // max(pool.blocks_for(tokens) + pool.state_blocks, 1)
         each = lengths.blocks(pool)
         if each and lengths.prompt is not None:
             at["stated"] = blocks // each
@@ -171,7 +171,8 @@ def how_many_fit(
             if low and lengths.prompt[0] != lengths.prompt[1]:
                 at["stated_low"] = blocks // low
         if max_model_len:
-            at["max_model_len"] = blocks // max(pool.blocks_for(max_model_len), 1)
+            each = pool.blocks_for(max_model_len) + pool.state_blocks
+            at["max_model_len"] = blocks // max(each, 1)
     elif pool.tokens:
         total = lengths.total()
         if total:

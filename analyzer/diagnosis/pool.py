@@ -7,7 +7,7 @@ usage (growth.py); prompts computed before a usage (prefill lines).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,7 +22,8 @@ DEFAULT_BLOCK_SIZE = {"vllm": 16, "tgi": 16, "sglang": 1, "vllm.rs": 64}
 
 @dataclass(frozen=True)
 class Pool:
-    """blocks: as the engine counts them, null block included; usable_blocks: without it; kind: known,
+    """blocks: as the engine counts them, null block included; usable_blocks: without it;
+    state_blocks: of one request, besides its tokens; kind: known,
     inferred or unknown, for tokens; checks: sentences that agree; disputes: sentences that do not."""
 
     blocks: int | None = None
@@ -37,6 +38,7 @@ class Pool:
     lines: tuple[Line, ...] = ()
     low_tokens: float | None = None
     high_tokens: float | None = None
+    state_blocks: int = 0
 
     def blocks_for(self, tokens: float) -> int:
         """Blocks that so many tokens take."""
@@ -303,10 +305,5 @@ def _checked(
         (checks if agrees else disputes).append(
             f"{text} against {pool.tokens:,} tokens ({100 * (tokens / pool.tokens - 1):+.1f} %)"
         )
-    return _with(pool, tuple(checks), tuple(disputes))
-
-
-def _with(pool: Pool, checks: tuple[str, ...], disputes: tuple[str, ...]) -> Pool:
-    from dataclasses import replace
-
-    return replace(pool, checks=checks, disputes=disputes)
+    state = int(facts.number("state_blocks") or 0)
+    return replace(pool, checks=tuple(checks), disputes=tuple(disputes), state_blocks=state)

@@ -72,8 +72,10 @@ def count_preemptions(
     evidence: Evidence, ranks: Sequence[Series], pool: Pool, is_v0: bool
 ) -> Preemptions:
     """The best count that the evidence carries, the sources in the order of their exactness."""
+    stepwise = any(s.per_step for s in ranks)
     found = (
-        _by_counter(ranks)
+        (_by_column(ranks) if stepwise else None)
+        or _by_counter(ranks)
         or _by_column(ranks)
         or _by_retractions(evidence)
         or _by_swaps(evidence)

@@ -11,6 +11,7 @@ from analyzer.diagnosis.advice import cap_running, present, remove_override
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
+from analyzer.diagnosis.series import Series
 from traces.evidence.evidence import Notice
 
 MEMORY_KNOBS = "gpu_memory_utilization and max_num_seqs: no capacity knob repairs an engine that takes no steps"
@@ -129,7 +130,7 @@ def find_starved(q: Quantities) -> Finding | None:
         return None
     size = q.pool.block_size or 16
     most = int(np.nanmax(waiting))
-    start = q.clock(series.t_s[still.first]) or f"sample {still.first}"
+    start = q.clock(series.t_s[still.first]) or _place(series, still.first)
     facts: dict[str, object] = {"waiting_at_stall": most, **_stall_times(q, still.first)}
     proofs = [
         Proof(
@@ -139,6 +140,19 @@ def find_starved(q: Quantities) -> Finding | None:
             series.lines(still.first, still.last),
         )
     ]
+    if q.preemptions.some and q.preemptions.lines:
+        facts["waiting_steps_after"] = still.last - still.first
+        made = series.col("generation_tokens_total")[: still.first]
+        if np.isfinite(made).any():
+            facts["output_tokens_before_wall"] = int(np.nanmax(made))
+        proofs.append(
+            Proof(
+                f"It ran before and lost its blocks ({q.preemptions.text()} preempted), its own victim: a low counter that does not "
+                f"rise is no sign of health; it waits in {times(still.last - still.first, 'sample')} after that",
+                {"preemptions": q.preemptions.low, "waiting_after": still.last - still.first},
+                q.preemptions.lines[:2],
+            )
+        )
     for gap in q.gaps:
         if gap.before >= still.first and gap.before <= still.last + 1:
             end = f", until {gap.ended_by.kind.replace('_', ' ')}" if gap.ended_by else ""
@@ -161,7 +175,7 @@ def find_starved(q: Quantities) -> Finding | None:
             "servable_tokens": servable,
             "request_total_tokens": asked,
         }
-        text = f"a request of {asked:,} tokens can never fit {servable:,}: {short:,} tokens ({blocks:,} blocks of {size}) short"
+        text = f"a request of {asked:,} tokens can never fit {servable:,}: {short:,} tokens ({times(blocks, 'block')} of {size}) short"
         proofs.append(
             Proof(
                 f"{asked:,} tokens asked, {servable:,} can be served",
@@ -204,6 +218,11 @@ def find_starved(q: Quantities) -> Finding | None:
         _what_was_asked(servable, asked),
         facts,
     )
+
+
+def _place(series: Series, index: int) -> str:
+    step = series.col("step")[index]
+    return f"step {step:.0f}" if np.isfinite(step) else f"sample {index}"
 
 
 def _stall_times(q: Quantities, first: int) -> dict[str, object]:
