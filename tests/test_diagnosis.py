@@ -197,7 +197,7 @@ def test_sources_of_two_pools_are_judged_one_by_one() -> None:
 
 
 def test_a_recording_is_diagnosed_with_everything_known() -> None:
-    folder = ROOT / "traces" / "samples" / "recordings" / "smollm2-recompute"
+    folder = ROOT / "traces" / "samples" / "recordings" / "chat-recompute"
     with open_recording(folder) as recording:
         found = diagnose_recording(recording)
         counted = int(recording.steps["num_preempted"].sum())
@@ -210,7 +210,7 @@ def test_a_recording_is_diagnosed_with_everything_known() -> None:
         "high": recomputed,
         "kind": "known",
     }
-    assert found.facts["pool_blocks"] == 64
+    assert found.facts["pool_blocks"] == 2588
 
 
 def test_the_command_prints_json_that_carries_every_part(

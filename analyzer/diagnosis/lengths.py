@@ -40,9 +40,10 @@ class Lengths:
         return self.prompt[1] + self.sequences * (self.output[1] if self.output else 0)
 
     def blocks(self, pool: Pool) -> int | None:
-        """Blocks that one request of the stated length ends with; all its sequences, prompt shared."""
+        """Blocks that one request of the stated length (or of 95 in 100 that finished) ends with; all its
+        sequences, prompt shared."""
         if self.prompt is None:
-            return pool.blocks_for(self.longest) + pool.state_blocks if self.longest else None
+            return pool.blocks_for(self.p95) + pool.state_blocks if self.p95 else None
         output = self.output[1] if self.output else 0
         if self.sequences > 1:
             return pool.blocks_for(self.prompt[1]) + self.sequences * pool.blocks_for(output)

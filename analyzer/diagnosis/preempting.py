@@ -158,6 +158,8 @@ def _by_column(ranks: Sequence[Series]) -> Preemptions | None:
     hit = np.flatnonzero(np.nan_to_num(column) > 0)
     times = series.t_s[hit]
     steps = series.col("step")[hit] if series.per_step else np.array([])
+    span = float(times[-1] - times[0]) if len(times) > 1 else 0.0
+    rate = (count - 1) / span if span > 0 and np.isfinite(span) else None
     recomputed = [
         int(np.nansum(s.col("recomputed_tokens")))
         for s, _ in counted
@@ -170,6 +172,7 @@ def _by_column(ranks: Sequence[Series]) -> Preemptions | None:
         "each sample counts them",
         float(times[0]) if len(times) and np.isfinite(times[0]) else None,
         float(times[-1]) if len(times) and np.isfinite(times[-1]) else None,
+        (rate, rate) if rate else None,
         recomputed_low=sum(recomputed) if recomputed else None,
         recomputed_high=sum(recomputed) if recomputed else None,
         recomputed_kind=KNOWN if recomputed else UNKNOWN,
