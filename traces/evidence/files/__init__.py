@@ -8,6 +8,26 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from traces.evidence.files import notes, prometheus
+from traces.evidence.files import (
+    bench,
+    engine_steps,
+    grafana,
+    kv_events,
+    notes,
+    prometheus,
+    query_range,
+    steps,
+    tables,
+)
 
-READERS: tuple[ModuleType, ...] = (prometheus, notes)
+READERS: tuple[ModuleType, ...] = (
+    prometheus,
+    query_range,
+    grafana,
+    engine_steps,
+    kv_events,
+    bench,
+    steps,
+    tables,
+    notes,
+)

@@ -250,10 +250,10 @@ class Scrapes:
                         continue
                     old = before.get((rank, _counter_name(slot.use)))
                     before[rank, _counter_name(slot.use)] = (slot.value, scrape.t_s, n)
-                    if old is not None and slot.value < old[0]:
+                    if old is not None and slot.value < old[0] - 1e-9 * abs(old[0]):
                         resets[rank] = resets.get(rank, 0) + 1
                     elif old is not None:
-                        gained = slot.value - old[0]
+                        gained = max(0.0, slot.value - old[0])
                         _write_gain(row, inferred, slot.use, gained, old, n, scrape.t_s)
                 last_t[rank] = scrape.t_s
                 _derive(row, inferred, slots, rank, pools)
