@@ -48,6 +48,9 @@ _HEAD = re.compile(
     rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
     rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
 )
+_JSON_HEAD = re.compile(
+    r"[Tt]imestamp\\?\"?(?:: ?| = )\\?\"?(\d[\d-]{7,9}[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?)"
+)
 _METRIC = re.compile(
     r"(?:# (?:HELP|TYPE) )?(?:vllm|sglang|tgi|trtllm|lmcache|nv)[:_]\w+(?:\{[^}]*\})? (?:\S+)"
     r"|\W{0,4}\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\W{0,4}$"
@@ -83,6 +86,8 @@ def read_head(text: str, process: str) -> Head:
                 head.dp = int(name[2:])
             elif name.startswith("TP"):
                 head.tp = name[2:]
+    elif (match := _JSON_HEAD.search(text)) is not None:
+        head.stamp = match[1]
     if process and (rank := _MACHINE_RANK.search(process)):
         head.dp = int(rank[1] or rank[2])
     return head
@@ -146,7 +151,9 @@ class LogReader:
         self.families: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
         self.clock_hits: Counter[str] = Counter()
-        self.recognised = self.skipped = self.noise = self.copies = self.left_out = 0
+        self.recognised = self.skipped = self.noise = self.copies = self.left_out = (
+            self.repeated
+        ) = 0
         self.examples: list[str] = []
         self.left_over: list[tuple[int, str]] = []
         self.metrics: list[tuple[int, str]] = []
@@ -166,6 +173,10 @@ class LogReader:
     def take(self, record: Record) -> None:
         """Read one record."""
         text = record.text
+        if " HTTP/1." in text and text.startswith("INFO: "):
+            self.skipped += 1
+            self.noise += 1
+            return
         for needle, grammar in self.tests:
             if needle in text and (hit := grammar.read(text)) is not None:
                 self._hit(hit, record)
@@ -193,6 +204,7 @@ class LogReader:
         if self._is_copy(hit, head, rank, time):
             return
         self.hits[grammar.name] += 1
+        self.repeated += record.copies > 1 and bool(hit.sample)
         if grammar.engine:
             self.engines[grammar.engine] += 1
         family = (
@@ -485,6 +497,10 @@ class LogReader:
         if self.copies:
             notes.append(
                 f"{self.copies} lines repeat what another tensor-parallel rank printed, and count once"
+            )
+        if self.repeated:
+            notes.append(
+                f"{self.repeated} statistics lines stand for several that the collector left out"
             )
         if self.left_out:
             notes.append(

@@ -118,8 +118,11 @@ def _read(source: Source) -> list[Part]:
     reader, sure = _reader(source)
     if reader is not None:
         mixes = reader.__name__.rsplit(".", 1)[-1] in MAY_STAND_BETWEEN
-        if not _log_lines(source) or (sure >= CERTAIN and not mixes):
-            return [_from_found(reader.read(source))]
+        log_lines = _log_lines(source)
+        if not log_lines or (sure >= CERTAIN and not mixes):
+            whole: Found = reader.read(source)
+            if not log_lines or whole.samples or whole.facts or whole.sweeps or whole.notices:
+                return [_from_found(whole)]
     found = read_log(source)
     part = Part(
         found.report,

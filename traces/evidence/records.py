@@ -19,13 +19,13 @@ from dataclasses import dataclass, field, replace
 WINDOW_LINES = 4000
 WINDOW_CHARS = 8 << 20
 MIN_COLUMN = 40
+MIN_GLUED = 60  # shorter texts hold one record
 MAX_PARTS = 64  # lines of one wrapped record
 
-_ESCAPES = ("\x1b", "#033", "^[", "\\x1b", "\\u001b", "\\033", "␛", "\x00")
 _ESCAPED = re.compile(
     r"(?:\x1b|#033|\^\[|\\x1b|\\u001b|\\033|␛)\[[0-9;?]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3})*m|\x00"
 )
-_BARE_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3})*m")
+_COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3})*m")
 _RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)"
 _SYSLOG = r"[A-Z][a-z]{2} [ \d]\d \d\d:\d\d:\d\d(?:\.\d+)?"
 _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
@@ -99,6 +99,8 @@ _START = re.compile(
 _WEAK_START = re.compile(
     r"Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
 )
+# how whole records end; one line alone that is the longest and ends so was not broken
+_WHOLE = re.compile(r"(?:%\.?|\dx|tokens?|reqs|OK|[.)}\]!])\s*$")
 _REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\]")
 _SYSLOG_REPEATED = re.compile(r"^(?:last )?message repeated (\d+) times?(?:: ?\[ ?(.*?)\]?)?$")
 _JSON_TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "body")
@@ -181,9 +183,9 @@ def read_records(lines: Iterable[tuple[int, str]], seen: Reading) -> Iterator[Re
 
 def clean(text: str) -> str:
     """The text without colour codes and zeros."""
-    if any(e in text for e in _ESCAPES):
+    if "\x1b" in text or "\x00" in text or "#033" in text or "^[[" in text:
         return _ESCAPED.sub("", text)
-    return _BARE_COLOUR.sub("", text) if _BARE_COLOUR.search(text) else text
+    return _ESCAPED.sub("", text) if _COLOUR.search(text) else text
 
 
 def _unprefixed(number: int, raw: str, seen: Reading) -> _Row:
@@ -332,7 +334,12 @@ def _break_at(rows: list[_Row], of: str) -> tuple[int, Wrap] | None:
     even = by_word * 5 >= 4 * len(loose) and by_word >= 2 and column <= 240
     if even and by_column * 5 < 4 * by_word:  # a break at the column is one between words too
         return by_word, words
-    if by_column and by_column * 3 >= sum(n == column for n in lengths[:-1]):
+    ends = sum(n == column for n in lengths[:-1])
+    if of == "body" and (by_column < 2 or by_column * 2 < ends):
+        return None  # lines with stamps of their own are mostly whole
+    if by_column == 1 and all(_WHOLE.search(rows[i].body) for i in full):
+        return None
+    if by_column and by_column * 3 >= ends:
         return by_column, exact
     return None
 
@@ -402,7 +409,12 @@ def _part(ends: list[int], at: int) -> int:
 
 def _cuts(text: str) -> list[int]:
     """Where the records of a text begin."""
-    if not any(text.find(word, 1) > 0 for word in _INSIDE_WORDS):
+    if len(text) < MIN_GLUED:
+        return [0]
+    for word in _INSIDE_WORDS:
+        if text.find(word, 1) > 0:
+            break
+    else:
         return [0]
     cuts, after = [0], 0
     for match in _START_INSIDE.finditer(text):

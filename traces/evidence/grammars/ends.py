@@ -108,14 +108,15 @@ GRAMMARS: tuple[Grammar, ...] = (
             "oom-kill",
             "xit code",
             "signal 9",
+            "code=killed",
         ),
         "uvicorn, the shell, the kernel",
-        pattern=r"^\^C|:\s+Shutting down\b|^Killed\b|KeyboardInterrupt|SIGTERM|SIGKILL|OOMKilled|oom-kill|[Ee]xit code:? (?:137|-9)|signal 9\b",
+        pattern=r"^\^C|:\s+Shutting down\b|^Killed\b|KeyboardInterrupt|SIGTERM|SIGKILL|OOMKilled|oom-kill|Killed process \d+|code=killed|[Ee]xit code:? (?:137|-9)|signal 9\b",
         notice="killed",
         merges=True,
         values={
             "what": word(
-                r"(Shutting down|Killed|KeyboardInterrupt|SIGTERM|SIGKILL|OOMKilled|oom-kill|[Ee]xit code:? (?:137|-9)|signal 9|\^C)"
+                r"(Shutting down|Killed process \d+|Killed|code=killed|KeyboardInterrupt|SIGTERM|SIGKILL|OOMKilled|oom-kill|[Ee]xit code:? (?:137|-9)|signal 9|\^C)"
             )
         },
         examples=("INFO:     Shutting down", "Killed"),
