@@ -82,9 +82,10 @@ def prepare_directory(path: str | Path, *, overwrite: bool = False) -> Path:
         probe = path / ".writable"
         probe.touch()
         probe.unlink()
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"{path}: cannot write there ({error.strerror}). Give another --out directory."
+            f"{str(path)!r}: cannot write there ({why}). Give another --out directory."
         ) from None
     return path
 

@@ -140,6 +140,14 @@ def _settings(args: argparse.Namespace) -> tuple[EngineSettings, str]:
             "--model is needed: a Hugging Face directory, a GGUF file, smollm2-135m-instruct (fetched once), "
             "or a preset with --random-weights SEED."
         )
+    for flag, value in (
+        ("--kv-dtype", args.kv_cache_dtype),
+        ("--weight-dtype", args.weight_dtype),
+    ):
+        if value is not None:
+            raise SettingsError(
+                f"{flag} is for simulate: here weights and KV have one type. Use --dtype."
+            )
     from engine.gpu.run import pick_device
 
     device, name = pick_device(args.torch_device, args.threads)

@@ -50,7 +50,7 @@ def test_the_workload_of_a_recording_has_what_was_asked(tmp_path: Path) -> None:
     assert table["priority"].to_list() == [0, 0, 2, 0]
     assert table["prefix_ids"].to_list() == [[7], [7], [], []]
     assert workload.prefix_block_tokens == 4
-    assert "1 requests were aborted or unfinished" in " ".join(workload.report.notes)
+    assert "1 requests were aborted, unfinished or refused on the way" in " ".join(workload.report.notes)
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -147,7 +147,7 @@ def test_the_command_line_replays_a_recording_and_changes_what_flags_say(
     assert (same, roomy) == (0, 0)
     assert decisions(open_recording(tmp_path / "b")) == decisions(first)
     assert open_recording(tmp_path / "c").steps["num_preempted"].sum() == 0
-    assert "requests were aborted or unfinished" in capsys.readouterr().out
+    assert "requests were aborted, unfinished or refused on the way" in capsys.readouterr().out
 
 
 def test_replaying_what_is_no_recording_is_one_sentence(
@@ -172,3 +172,19 @@ def test_a_pool_given_in_tokens_is_replayed_in_blocks() -> None:
 def test_a_model_that_is_no_name_is_refused() -> None:
     with pytest.raises(SettingsError, match="model must be a name"):
         settings_of(Meta({"settings": {"num_gpu_blocks": 9, "model": {"layers": 3}}}))
+
+
+def test_a_request_that_outgrew_the_pool_outgrows_it_again(tmp_path):
+    trace = tmp_path / "t.csv"
+    trace.write_text(
+        "request_id,arrival_s,prompt_tokens,output_tokens\na,0,34,60\nb,0,7,5\n"
+    )
+    args = ["--num-gpu-blocks", "5", "--no-reserve-full-isl", "--max-model-len", "4096"]
+    assert main(["simulate", str(trace), "--out", str(tmp_path / "a"), *args]) == 0
+
+    assert main(["replay", str(tmp_path / "a"), "--out", str(tmp_path / "b")]) == 0
+
+    with open_recording(tmp_path / "a") as a, open_recording(tmp_path / "b") as b:
+        assert a.requests["status"].to_list() == ["finished", "refused"]
+        assert a.steps.equals(b.steps)
+        assert a.requests["output_tokens"].to_list() == b.requests["output_tokens"].to_list()

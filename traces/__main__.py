@@ -1,4 +1,4 @@
-"""Command line: `python -m traces describe FILE... [--json]` says what files are.
+"""Command line: `python -m traces describe FILE... [--json]` says what files are; `pack` rewrites a recording.
 
 Exit status: 0 when every file is a workload, recording, telemetry or fleet; 1 when one of them was refused
 or is damaged (the others are described all the same); 2 for a wrong command line.
@@ -16,6 +16,8 @@ from typing import Any
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit status."""
     args = _parser().parse_args(argv)
+    if args.command == "pack":
+        return _pack(args.recording, args.out)
     from traces.description import describe
 
     mapping = dict(args.map) or None
@@ -57,7 +59,24 @@ def _parser() -> argparse.ArgumentParser:
         choices=("s", "ms", "us", "ns", "min", "h"),
         help="unit of the arrival column",
     )
+    packed = commands.add_parser(
+        "pack", help="rewrite a recording with few parts, to share it: smaller, opens faster"
+    )
+    packed.add_argument("recording", help="folder or zip")
+    packed.add_argument("out", help="new folder, or new file that ends in .zip")
     return parser
+
+
+def _pack(recording: str, out: str) -> int:
+    from traces.errors import KVReplayError
+    from traces.pack import pack
+
+    try:
+        print(f"packed: {pack(recording, out)}")
+    except KVReplayError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
 
 
 def _pair(text: str) -> tuple[str, str]:

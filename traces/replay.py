@@ -42,7 +42,10 @@ def workload_of(recording: Recording) -> Workload:
             "no request says its prompt length, so none can be run again",
             "Open a recording that was closed, or a request trace.",
         )
-    cut = known["status"].cast(pl.String).is_in(["aborted", "unfinished"])
+    status = known["status"].cast(pl.String)
+    # Refused after it had begun: it outgrew the pool, and wanted more than it got.
+    outgrew = (status == "refused") & (known["output_tokens"].fill_null(0) > 0)
+    cut = status.is_in(["aborted", "unfinished"]) | outgrew
     columns = known.with_columns(
         output_tokens=pl.when(cut)
         .then(pl.col("output_tokens").fill_null(0) + MORE_TOKENS)
@@ -107,7 +110,7 @@ def _notes(recording: Recording, left_out: int, cut: int) -> list[str]:
         )
     if cut:
         notes.append(
-            f"{cut:,} requests were aborted or unfinished; they are taken to have wanted {MORE_TOKENS:,} tokens more than they got."
+            f"{cut:,} requests were aborted, unfinished or refused on the way; they are taken to have wanted {MORE_TOKENS:,} tokens more than they got."
         )
     if "requests.prefix_ids" in recording.meta.not_recorded:
         notes.append(

@@ -45,6 +45,7 @@ from traces.workload import Workload
 if TYPE_CHECKING:
     from engine.gpu.tokenizer import TextTokenizer
 
+_MOST_THREADS = 1_024
 _GRAPH_BYTES = 1 << 30  # kept for CUDA graphs when the pool is sized
 
 
@@ -100,8 +101,10 @@ def pick_device(asked: str, threads: int | None = None) -> tuple[str, str]:
     threads: CPU threads for torch, None: its own choice. Raises: SettingsError.
     """
     if threads is not None:
-        if threads < 1:
-            raise SettingsError(f"--threads must be at least 1, not {threads}.")
+        if not 1 <= threads <= _MOST_THREADS:
+            raise SettingsError(
+                f"--threads must lie between 1 and {_MOST_THREADS:,}, not {threads:,}."
+            )
         torch.set_num_threads(threads)
     if asked == "auto":
         asked = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,9 +131,10 @@ def run(
     Raises: SettingsError, WorkloadError before anything is written.
     """
     began = time.perf_counter()
-    setup = _prepare(workload, settings, options)
-    directory = prepare_directory(out_dir, overwrite=overwrite)
+    with _memory():
+        setup = _prepare(workload, settings, options)
     with _answers(options.outputs, setup, on_end) as answer:
+        directory = _directory(out_dir, overwrite, options.outputs)
         stop = _Stop()
         loop = _make_loop(setup, directory, options, answer, stop)
         load_s = time.perf_counter() - began
@@ -160,6 +164,36 @@ def run(
 
 
 # --- making what a run needs -----------------------------------------------------------------------
+
+
+@contextmanager
+def _memory() -> Iterator[None]:
+    """Turn memory that is not there into a sentence; torch has no error of its own for it on a CPU."""
+    try:
+        yield
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _no_memory(error) from error
+    except RuntimeError as error:
+        if "alloc" not in str(error):
+            raise
+        raise _no_memory(error) from error
+
+
+def _no_memory(error: BaseException) -> SettingsError:
+    what = (str(error) or "out of memory").splitlines()[0][:200]
+    return SettingsError(
+        f"there is not enough memory for the run ({what}). Give a smaller --num-gpu-blocks, --max-num-batched-tokens, --max-num-seqs or --max-model-len, or a smaller model."
+    )
+
+
+def _directory(out_dir: str | Path, overwrite: bool, outputs: str | Path | None) -> Path:
+    """The recording's directory; where it is refused, the answers' file that was just made goes again."""
+    try:
+        return prepare_directory(out_dir, overwrite=overwrite)
+    except SettingsError:
+        if outputs is not None:
+            Path(outputs).unlink(missing_ok=True)
+        raise
 
 
 @dataclass
@@ -250,6 +284,15 @@ def _build(
         max_num_seqs=rules.max_num_seqs,
         max_model_len=rules.max_model_len,
     )
+    if model.device.type == "cuda":  # kernels are compiled before the clock starts
+        backend.warm_up(*kv.layer(0))
+        for num_tokens in (1, rules.token_budget):
+            profile_step(
+                model,
+                num_tokens=num_tokens,
+                num_logit_rows=rules.max_num_seqs,
+                sampling=options.sampling,
+            )
     executor = Executor(
         model,
         kv,
@@ -502,9 +545,10 @@ def _answers(
 def _new_file(path: str | Path) -> IO[str]:
     try:
         return Path(path).open("x", encoding="utf-8")
-    except OSError as error:
+    except (OSError, ValueError) as error:
+        why = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"--outputs {path}: cannot be made ({error.strerror}). Give the name of a new file."
+            f"--outputs {str(path)!r}: cannot be made ({why}). Give the name of a new file."
         ) from None
 
 

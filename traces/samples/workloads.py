@@ -1,4 +1,4 @@
-"""The three sample workloads: chat, long outputs, and agents that share prefixes.
+"""The sample workloads: chat, long outputs, agents that share prefixes, and a small chat that ran for real.
 
 It knows the published figures that each follows and the pool on which each shows pressure. How
 requests are drawn is `traces/synthetic.py`.
@@ -103,6 +103,23 @@ AGENTS = SampleInfo(
     seed=95,
 )
 
+SMOLLM2 = SampleInfo(
+    name="smollm2",
+    title="SmolLM2 on a CPU core, measured",
+    what="48 short chat requests that the torch engine really ran, token by token, in a pool of 64 blocks",
+    follows=(
+        "the sample chat, whose prompts are divided by 8 and whose outputs by 4, so that a 135M model on a CPU serves them",
+    ),
+    departs=(
+        "prompts are drawn token ids, not text",
+        "1.2 requests/s, which is more than a core serves, so that the pool stays full",
+    ),
+    pool_tokens=1_024,
+    model="smollm2-135m",
+    device="cpu",
+    seed=135,
+)
+
 _CHAT_PROMPT = Quantiles(
     ((0, 2), (5, 150), (20, 330), (38, 990), (46, 1012), (54, 1028), (62, 1090), (76, 1400), (90, 2735),
      (91.5, 4040), (95, 4090), (98.6, 4120), (99, 4142), (100, 14_050))
@@ -135,6 +152,23 @@ def _chat() -> Workload:
             name="sample: chat",
         )
     )
+
+
+def _smollm2() -> Workload:
+    return stream(
+        StreamSpec(
+            num_requests=48,
+            arrivals=Arrivals(rate_per_s=1.2, burstiness=1.09**-2),
+            prompt=_divided(_CHAT_PROMPT, 8),
+            output=_divided(_CHAT_OUTPUT, 4),
+            seed=SMOLLM2.seed,
+            name="sample: smollm2",
+        )
+    )
+
+
+def _divided(lengths: Quantiles, by: int) -> Quantiles:
+    return Quantiles(tuple((p, max(1, round(n / by))) for p, n in lengths.points))
 
 
 def _long_outputs() -> Workload:
@@ -172,6 +206,7 @@ _SAMPLES: dict[str, tuple[SampleInfo, Callable[[], Workload]]] = {
     "chat": (CHAT, _chat),
     "long-outputs": (LONG_OUTPUTS, _long_outputs),
     "agents": (AGENTS, _agents),
+    "smollm2": (SMOLLM2, _smollm2),
 }
 
 
