@@ -37,7 +37,6 @@ def test_each_field_of_a_grammar_is_found_in_some_example(grammar: Grammar) -> N
     found = {k for h in hits if h for d in (h.sample, h.facts, h.values) for k in d}
 
     optional = {
-        "trtllm-iter": {"kv_usage_frac"},
         "trtllm-limits": {"max_num_batched_tokens", "max_model_len"},
         "trtllm-statistics": {"max_num_seqs"},
         "v1-transfer": {"store_failures"},

@@ -14,7 +14,6 @@ from traces.evidence.grammars.grammar import (
     Value,
     integer,
     number,
-    percent,
     size,
     word,
 )
@@ -106,14 +105,18 @@ GRAMMARS: tuple[Grammar, ...] = (
         "pyexecutor print_iter_log",
         sample={
             "step": integer(r"\biter = (\d+)"),
-            "num_running": integer(r"num_scheduled_requests: (\d+)"),
+            "engine_rank": integer(r"(?<!global_)\brank = (\d+)"),
+            "num_running": integer(r"num_scheduled_requests(?::| =) (\d+)"),
             "duration_s": number(r"host_step_time = ([\d.]+) ?ms", 1e-3),
             "num_context_requests": integer(r"'num_ctx_requests': (\d+)"),
             "context_tokens": integer(r"'num_ctx_tokens': (\d+)"),
             "decode_tokens": integer(r"'num_generation_tokens': (\d+)"),
-            "kv_usage_frac": percent(r"kv_cache_util\w*[ =:]+([\d.]+)%"),
+            "kv_usage_frac": number(r"kv_cache_util = ([\d.]+)"),
+            "prefix_hit_frac": number(r"kv_hit_rate = ([\d.]+)"),
         },
+        extra={"paused": integer(r"num_paused_requests = (\d+)")},
         examples=(
+            "[08/04/2026-19:08:13] [TRT-LLM] [I] [_torch][RANK 0] iter = 812, global_rank = 0, rank = 0, num_scheduled_requests = 60, kv_cache_util = 0.125, kv_hit_rate = 0.4, currank_total_requests = 1/8, host_step_time = 12.5ms, prev_device_step_time = 11.9ms, timestamp = 2026-08-04 19:08:13, states = {'num_ctx_requests': 0, 'num_ctx_tokens': 0, 'num_generation_tokens': 60, 'cached_kv_tokens': 63821}",
             "[07/15/2025-04:22:41] [TRT-LLM] [RANK 0] [I] iter = 1120, global_rank = 0, rank = 0, currank_total_requests = 0/0, host_step_time = 12.31ms, prev_device_step_time = 11.9ms, timestamp = 2025-07-15 04:22:41, num_scheduled_requests: 32, states = {'num_ctx_requests': 1, 'num_ctx_tokens': 812, 'num_generation_tokens': 31}",
         ),
     ),
@@ -187,5 +190,21 @@ GRAMMARS: tuple[Grammar, ...] = (
             "max_model_len": integer(r"maxSequenceLen: (\d+)"),
         },
         examples=("[TensorRT-LLM][INFO] TRTGptModel maxNumSequences: 16",),
+    ),
+    Grammar(
+        "lightllm-batch",
+        "lightllm",
+        "lightllm",
+        "current batch size: ",
+        "LightLLM PR#1562; router manager",
+        pattern=r"token used ratio|paused req num",
+        sample={
+            "num_running": integer(r"current batch size: (\d+)"),
+            "kv_usage_frac": number(r"token used ratio: ([\d.]+)"),
+        },
+        extra={"paused": integer(r"paused req num: (\d+)")},
+        examples=(
+            "DEBUG 07-15 04:22:41 [manager.py:283] current batch size: 40 paused req num: 2 token used ratio: 0.9213 not contain prompt cache tree unrefed token",
+        ),
     ),
 )
