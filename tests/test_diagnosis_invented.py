@@ -224,7 +224,7 @@ def test_a_queue_before_an_empty_pool_of_unknown_size_asks_for_pool_and_length()
 @pytest.mark.parametrize(("last", "total", "low"), [(51, 2, 51), (201, 3, 201)])
 def test_the_counter_of_v0_gives_a_range_of_fifty(last: int, total: int, low: int) -> None:
     warnings = [
-        v0_warning(20 + 40 * i, 1 + (last - 1) * i // (total - 1)) for i in range(total)
+        v0_warning(20 + 90 * i, 1 + (last - 1) * i // (total - 1)) for i in range(total)
     ]
     counted = [w for w in warnings if (int(w.rsplit("=", 1)[1]) - 1) % 50 == 0]
     lines = [v0(5 * i, 30, 0, 12, 98.9, prompt=90.0, generation=400.0) for i in range(10)]
@@ -488,3 +488,102 @@ def test_lines_without_any_time_still_carry_a_verdict() -> None:
     found = diagnosis(lines)
 
     assert words(found)[0] == "CAPACITY_QUEUE"
+
+
+def test_steady_prompts_with_a_batch_that_does_not_move_are_prefill_bound_without_a_stated_limit() -> (
+    None
+):
+    lines = [
+        v1(10 * i, 6, 14 + 9 * i, 31.0 + i, prompt=8100.0 + 90 * (i % 2), generation=140.0)
+        for i in range(6)
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "PREFILL_BOUND"
+
+
+def test_a_queue_at_three_per_cent_with_nothing_else_known_is_not_kv() -> None:
+    lines = [v1(10 * i, 1, 14, 3.0, generation=25.0) for i in range(4)]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "NOT_KV"
+
+
+def test_blocks_that_nobody_who_runs_holds_are_a_deadlock() -> None:
+    lines = [
+        v1(0, 4, 2, 97.0, generation=90.0),
+        *(v1(10 + 10 * i, 0, 6 + i, 97.4) for i in range(4)),
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "ENGINE_DEADLOCK"
+
+
+@pytest.mark.parametrize(("name", "usage"), [("mamba", 0.98), ("swa token", 0.95)])
+def test_the_pool_of_states_or_windows_that_binds_is_named(name: str, usage: float) -> None:
+    lines = [
+        f"[2026-03-04 10:00:{5 * i:02} TP0] Decode batch, #running-req: {40 + i % 2}, #full token: 9000, full token usage: 0.31, "
+        f"{name} usage: {usage:.2f}, cuda graph: True, gen throughput (token/s): 812.31, #queue-req: {20 + i}"
+        for i in range(5)
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "HYBRID_OVERHEAD"
+    assert found.facts["binding_pool"] == name.split()[0]
+
+
+def test_an_error_of_a_request_after_which_the_engine_goes_on_is_no_engine_fault() -> None:
+    error = f"ERROR {stamp(12)} [serving_chat.py:251] ValueError: something is wrong with this request"
+    lines = [v1(10 * i, 12, 0, 30.0, generation=500.0) for i in range(5)]
+
+    found = diagnosis(lines[:2], error, lines[2:])
+
+    assert words(found) == ["NO_PRESSURE_YET"]
+
+
+def test_an_engine_that_dies_at_the_wall_is_a_fault_with_the_wall_as_trigger() -> None:
+    lines = [v1(10 * i, 40, 5, 98.0 + i / 10, generation=900.0) for i in range(5)]
+    error = f"ERROR {stamp(41)} [core.py:700] EngineCore encountered a fatal error. vllm.v1.engine.exceptions.EngineDeadError: EngineCore encountered an issue. See stack trace (above) for the root cause."
+
+    found = diagnosis(lines, error)
+
+    assert words(found)[0] == "ENGINE_BUG"
+    assert found.facts["trigger"] == "CAPACITY_PREEMPTION"
+
+
+def test_a_step_that_times_out_is_a_deadlock() -> None:
+    lines = [v1(10 * i, 40, 0, 55.0, generation=900.0) for i in range(3)]
+    error = f"INFO {stamp(95)} [shm_broadcast.py:466] No available shared memory broadcast block found in 60 seconds."
+
+    found = diagnosis(lines, error)
+
+    assert words(found)[0] == "ENGINE_DEADLOCK"
+
+
+def test_counted_preemptions_whose_recompute_dwarfs_generation_are_thrash() -> None:
+    text = "\n".join(
+        scrape([(0, 8, 0, 0.97, 20 * i, 5_000_000.0 + 300 * i)], f"2026-03-04 10:0{i}:00")
+        for i in range(5)
+    )
+    pool = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="40001",engine="0"} 1.0\n'
+
+    found = diagnosis(text, pool)
+
+    assert words(found)[0] == "THRASH_PREFILL_READMIT"
+    assert found.facts["preemptions"]["value"] == 80
+
+
+def test_a_full_pool_without_a_queue_asks_for_the_counter() -> None:
+    lines = [
+        v1(10 * i, 30, 0, 99.0 - (i % 2) * 0.4, prompt=300.0, generation=500.0)
+        for i in range(4)
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found) == ["INSUFFICIENT_EVIDENCE"]
+    assert "num_preemptions_total" in found.next_step.first.change

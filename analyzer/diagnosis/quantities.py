@@ -6,6 +6,7 @@ a verdict is in rules/.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -46,6 +47,8 @@ from analyzer.diagnosis.stillness import (
 )
 from traces.evidence.evidence import Evidence, Fact, Line
 
+_TOKEN_POOL = re.compile(r"(?<!swa )token usage: ([\d.]+)")
+_OTHER_POOL = re.compile(r"(swa token|mamba) usage: ([\d.]+)")
 KINDS = (
     "samples", "usage", "running", "waiting", "generation", "ranks", "steps", "pool", "lengths",
     "notices", "sweeps", "counter",
@@ -111,7 +114,11 @@ class Quantities:
     @cached_property
     def is_v0(self) -> bool:
         """Whether the log has vLLM V0's grammar."""
-        return self.evidence.family.lower().startswith(("v0", "vllm-v0", "vllm_v0"))
+        if self.evidence.family.lower().startswith(("v0", "vllm-v0", "vllm_v0")):
+            return True
+        if self.engine != "vllm" or self.evidence.family.lower().startswith("v1"):
+            return False
+        return self._column("num_swapped") or self._column("host_usage_frac")  # V1 has neither
 
     @cached_property
     def is_v1(self) -> bool:
@@ -198,6 +205,23 @@ class Quantities:
     def max_usage(self) -> float | None:
         usage = self.main.usage if self.main is not None else np.array([])
         return float(np.nanmax(usage)) if np.isfinite(usage).any() else None
+
+    @cached_property
+    def other_pool(self) -> tuple[str, float, float, int] | None:
+        """Another pool of the model (window, state) that is fuller than the one of tokens: its name, its
+        highest usage, that of tokens then, and the sample, as SGLang's lines say; None where none does."""
+        series = self.main
+        if series is None or self.engine not in ("sglang", ""):
+            return None
+        best: tuple[str, float, float, int] | None = None
+        for i in range(len(series)):
+            text = series.line(i).text
+            tokens = _TOKEN_POOL.search(text)
+            for name, said in _OTHER_POOL.findall(text) if tokens else ():
+                usage = float(said)
+                if tokens and usage > max(best[1] if best else 0.0, float(tokens[1])):
+                    best = (name.split()[0], usage, float(tokens[1]), i)
+        return best
 
     @cached_property
     def full_frac(self) -> float:

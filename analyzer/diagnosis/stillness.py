@@ -22,6 +22,7 @@ ALIVE = (
     "resume",
 )  # the engine itself says these
 MIN_PERIODS = 3.0
+EMPTY_FRAC = 0.02
 
 
 @dataclass(frozen=True)
@@ -88,9 +89,12 @@ def find_gaps(series: Series, evidence: Evidence) -> list[Gap]:
 
 def find_frozen(series: Series) -> Still | None:
     """The longest run of samples with the same Running and usage and no token, at least three, while
-    requests run; or None."""
+    requests run, or wait before blocks that nobody who runs holds; or None."""
     made = np.nan_to_num(series.generation, nan=0.0) + np.nan_to_num(series.prompt, nan=0.0)
-    known = np.isfinite(series.generation) & np.isfinite(series.usage) & (series.running > 0)
+    held = (series.running == 0) & (series.waiting > 0) & (series.usage > EMPTY_FRAC)
+    held &= ~(series.swapped > 0)
+    known = np.isfinite(series.generation) & np.isfinite(series.usage)
+    known &= (series.running > 0) | held
     still = known & (made == 0)
     best: Still | None = None
     for first, last in stretches(still):
@@ -112,7 +116,7 @@ def find_frozen(series: Series) -> Still | None:
 def find_starved(series: Series) -> Still | None:
     """The longest run of samples where requests wait, none runs and the pool is empty; or None."""
     usage = np.nan_to_num(series.usage, nan=0.0)
-    starved = (series.running == 0) & (series.waiting > 0) & (usage <= 0.02)
+    starved = (series.running == 0) & (series.waiting > 0) & (usage <= EMPTY_FRAC)
     made = np.nan_to_num(series.generation, nan=0.0)
     best: Still | None = None
     for first, last in stretches(starved):

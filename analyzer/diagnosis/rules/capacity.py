@@ -19,6 +19,7 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 
 WALL_FRAC = 0.9
+RECOMPUTE_TIMES = 10.0  # recompute over generation from which the machine does little else
 COUNTER = Missing(
     "the number of preemptions",
     "two scrapes of vllm:num_preemptions_total (V1 prints none in its log)",
@@ -232,7 +233,7 @@ def exclude_preemption(q: Quantities) -> str | None:
 def find_thrash(q: Quantities) -> Finding | None:
     hidden, series = q.hidden, q.main
     if hidden is None or series is None or not hidden.thrash:
-        return None
+        return _known_thrash(q)
     p = q.preemptions
     h = hidden.hidden_tokens or 0.0
     index = hidden.interval or 0
@@ -283,6 +284,40 @@ def find_thrash(q: Quantities) -> Finding | None:
             "hidden_prefill_tokens": round(h),
             "victim_tokens": round(hidden.victim_tokens) if hidden.victim_tokens else None,
         },
+    )
+
+
+def _known_thrash(q: Quantities) -> Finding | None:
+    """Counted preemptions whose recompute is several times what is generated, with the same few running."""
+    p, series, held = q.preemptions, q.main, q.held
+    if series is None or held is None or p.kind != KNOWN or p.per_s is None or not p.low:
+        return None
+    if p.recomputed_high == 0 or not held.tokens or p.low < 2 * held.running:
+        return None
+    at = series.valid(series.generation, series.usage)
+    at = at[series.usage[at] >= WALL_FRAC]
+    if not len(at):
+        return None
+    made = float(np.median(series.generation[at]))
+    span = (p.last_s or 0.0) - (p.first_s or 0.0)
+    again = p.per_s[0] * held.tokens
+    if p.recomputed_low is not None and span > 0:
+        again = p.recomputed_low / span
+    if made <= 0 or again < RECOMPUTE_TIMES * made:
+        return None
+    return Finding(
+        "THRASH_PREFILL_READMIT",
+        "high",
+        f"The same requests are evicted and admitted again: {p.text()} preemptions with {held.running} running, about "
+        f"{again:,.0f} tokens/s computed again against {made:,.0f} generated.",
+        (preemption_proof(q), *held_proof(q), *_pause_proof(q)),
+        _thrash_steps(q, held.running),
+        (),
+        ()
+        if p.recomputed_low is not None
+        else ("tokens computed again: preemptions a second x held tokens",),
+        (),
+        {"recomputed_tokens_per_s": round(again)},
     )
 
 

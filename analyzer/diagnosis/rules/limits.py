@@ -12,13 +12,16 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 
 ROOM_FRAC = 0.9  # below it there is room for those that wait
+MIN_SLOTS = 4
+USUAL_LIMITS = (64, 128, 256, 512, 1024)  # defaults of max_num_seqs and its kin
+HEAD_FRAC = 0.3  # below it a head that does not fit would need most of the pool
 RESERVING = ("tensorrt-llm", "triton", "tgi", "sglang", "lmdeploy")
 
 
 @dataclass(frozen=True)
 class Waiters:
     """Samples with a queue although there is room. at: their indices; usage, running, waiting: medians there;
-    most_running: of all samples; share: of the samples; prompt: prompt tokens a second, median."""
+    most_running: of all samples; share: of the samples; prompts: prompt tokens a second there; generation: output tokens a second, median."""
 
     at: np.ndarray
     usage: float
@@ -26,7 +29,7 @@ class Waiters:
     waiting: float
     most_running: int
     share: float
-    prompt: float | None
+    prompts: np.ndarray
     generation: float | None
 
 
@@ -58,7 +61,7 @@ def waiters(q: Quantities) -> Waiters | None:
         float(np.median(series.waiting[room])),
         int(np.nanmax(series.running)) if np.isfinite(series.running).any() else 0,
         len(room) / max(len(at), 1),
-        median(series.prompt[room]),
+        series.prompt[room],
         median(series.generation[room]),
     )
 
@@ -80,6 +83,8 @@ def find_reservation(q: Quantities) -> Finding | None:
     if refused:
         return _refused_blocks(q)
     if not (_no_evict(q) or q.engine in RESERVING):
+        return None
+    if q.other_pool is not None and q.other_pool[1] >= ROOM_FRAC:
         return None
     queue = waiters(q)
     series = q.main
@@ -374,10 +379,20 @@ def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
         return None
     running = series.running[queue.at]
     flat = len(running) >= 3 and np.ptp(running) == 0 and running[0] == queue.most_running
-    common = int(queue.most_running) in (16, 32, 48, 64, 128, 256, 512, 1024)
-    if flat or (common and len(running) and (running == queue.most_running).mean() >= 0.5):
-        return int(queue.most_running)
+    flat = flat and queue.most_running >= MIN_SLOTS
+    if queue.most_running in USUAL_LIMITS and len(running):
+        return queue.most_running if (running == queue.most_running).mean() >= 0.5 else None
+    if flat and not _prompts_bind(queue):
+        return queue.most_running
     return None
+
+
+def _prompts_bind(queue: Waiters) -> bool:
+    """Whether prompt tokens flow at a rate that takes the machine: steady, and well above what is generated."""
+    flow = queue.prompts[np.isfinite(queue.prompts)]
+    if not len(flow) or (flow > 0).mean() < 0.6:
+        return False
+    return float(np.median(flow)) >= max(2 * (queue.generation or 0.0), 200.0)
 
 
 def find_slots(q: Quantities) -> Finding | None:
@@ -442,11 +457,7 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
     prompt = series.prompt[queue.at]
     known = prompt[np.isfinite(prompt)]
     generation = queue.generation or 0.0
-    if (
-        not len(known)
-        or (known > 0).mean() < 0.6
-        or np.median(known) < max(2 * generation, 200)
-    ):
+    if not _prompts_bind(queue):
         return None
     rate = q.waiting_rate
     growth = f", the queue grows by {rate:.2f} a second" if rate and rate > 0 else ""
@@ -495,6 +506,8 @@ def find_head_of_line(q: Quantities) -> Finding | None:
     blocked = bool(free and stated_head and stated_head > free)
     idle = bool(len(known)) and float(np.median(known)) <= 0
     if not (idle or blocked) or (not blocked and len(queue.at) < 2):
+        return None
+    if not blocked and (queue.usage < HEAD_FRAC or queue.running < 2):
         return None
     held = queue.usage / queue.running
     behind = int((1 - queue.usage) / held) if held else 0

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from analyzer.diagnosis.advice import cap_running, present, suggested_memory
-from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
+from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
+from analyzer.diagnosis.rules.capacity import COUNTER
 
 FREE_FRAC = 0.9
 
@@ -67,6 +68,45 @@ def find_hybrid(q: Quantities) -> Finding | None:
             ),
         ),
         {"fixed_tokens_per_request": round(extra)},
+    )
+
+
+def find_other_pool(q: Quantities) -> Finding | None:
+    """The pool of states or windows is full while the one of tokens has room."""
+    found, series = q.other_pool, q.main
+    if found is None or series is None or found[1] < FREE_FRAC:
+        return None
+    name, usage, tokens, index = found
+    if tokens > usage - 0.1:
+        return None
+    what = "state slots" if name == "mamba" else "window tokens"
+    knob = (
+        "--max-mamba-cache-size or a larger --mamba-full-memory-ratio"
+        if name == "mamba"
+        else "a larger --swa-full-tokens-ratio"
+    )
+    return Finding(
+        "HYBRID_OVERHEAD",
+        "high" if series.waiting[index] > 0 else "medium",
+        f"The pool of {what} is {percent(usage)} full while tokens are at {percent(tokens)}: it binds, the printed token usage misleads.",
+        (
+            Proof(
+                f"{name} usage {percent(usage)}, token usage {percent(tokens)}, {series.running[index]:.0f} running",
+                {"other_usage_frac": usage, "usage_frac": tokens},
+                series.lines(index),
+            ),
+        ),
+        (
+            Step(knob, "more requests have room for their state", {}),
+            Step(
+                f"at most {series.running[index]:.0f} at once",
+                "what the pool of states carries",
+            ),
+        ),
+        ("a larger token pool: it has room",),
+        (),
+        (),
+        {"binding_pool": name},
     )
 
 
@@ -371,6 +411,34 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
     return None
 
 
+def find_device_memory(q: Quantities) -> Finding | None:
+    """The device ran out of memory outside the pool, and no sample shows a full pool."""
+    said = q.evidence.all_notices("out_of_memory")
+    if not said or q.main is not None:
+        return None
+    return Finding(
+        "NOT_KV",
+        "medium",
+        "Not KV: the device ran out of memory outside the pool, which is set aside at the start.",
+        (
+            Proof(
+                str(said[0].values.get("what", said[0].at.text))[:200],
+                {},
+                tuple(n.at for n in said[:2]),
+            ),
+        ),
+        (
+            Step(
+                "a lower gpu_memory_utilization (a smaller pool), or a smaller max_num_batched_tokens",
+                "leaves room for activations and graphs",
+            ),
+        ),
+        ("a larger pool: it takes what is missing outside",),
+        (),
+        (Missing("what ran then", "statistics lines before the error"),),
+    )
+
+
 def _has_connector(q: Quantities) -> bool:
     text = q.evidence.family.lower()
     return any(w in text for w in ("connector", "lmcache", "rust", "nixl", "mooncake"))
@@ -500,6 +568,8 @@ def find_insufficient(q: Quantities) -> Finding | None:
         ):
             if not q.has(kind):
                 missing.append(Missing(kind, line))
+    if q.full_sample is not None and q.preemptions.kind != KNOWN:
+        missing.insert(0, COUNTER)
     if not q.has("pool"):
         missing.append(
             Missing(
@@ -557,7 +627,25 @@ RULES = (
         "the usable pool.",
         "vllm#54458, #40691, vllm PR#38364, sglang#34676",
         None,
-        ("NO_PRESSURE_YET",),
+        ("NO_PRESSURE_YET", "HOL_CAPACITY", "SLOT_LIMIT"),
+    ),
+    Rule(
+        "other-pool-full",
+        "HYBRID_OVERHEAD",
+        74,
+        ("usage",),
+        find_other_pool,
+        "Hybrid models have a pool of windows or states beside the one of tokens; the fullest binds, whatever the other says.",
+        "sglang#34676, #30160",
+        None,
+        (
+            "NO_PRESSURE_YET",
+            "CAPACITY_QUEUE",
+            "HOL_CAPACITY",
+            "SLOT_LIMIT",
+            "RESERVATION_BLOCKED",
+            "NOT_KV",
+        ),
     ),
     Rule(
         "more-sent-than-fits",
@@ -579,6 +667,17 @@ RULES = (
         "A stop, a slowdown or a queue while the pool had room all the time excludes KV.",
         "dynamo#4087, vllm#23444, sglang#26248",
         exclude_not_kv,
+        ("NO_PRESSURE_YET",),
+    ),
+    Rule(
+        "device-memory",
+        "NOT_KV",
+        119,
+        ("notices",),
+        find_device_memory,
+        "A failed allocation of the device is memory beside the pool; the pool itself never allocates while it runs.",
+        "vllm#57475, #19186",
+        None,
         ("NO_PRESSURE_YET",),
     ),
     Rule(

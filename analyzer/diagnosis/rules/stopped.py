@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 import numpy as np
@@ -12,7 +13,7 @@ from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.series import Series
-from traces.evidence.evidence import Notice
+from traces.evidence.evidence import Line, Notice
 
 MEMORY_KNOBS = "gpu_memory_utilization and max_num_seqs: no capacity knob repairs an engine that takes no steps"
 
@@ -492,8 +493,7 @@ def find_stated_oversize(q: Quantities) -> Finding | None:
 
 def find_bug(q: Quantities) -> Finding | None:
     """Silence where the first victim was due, with others that could run on; or an error of the engine."""
-    faults = q.evidence.all_notices("fatal", "fault")
-    faults = [n for n in faults if "swap" not in str(n.values.get("what", "")).lower()]
+    faults = _ending_faults(q)
     series = q.main
     if series is None:
         return _fault(q, faults) if faults else None
@@ -572,6 +572,68 @@ def find_bug(q: Quantities) -> Finding | None:
             ),
         ),
         facts,
+    )
+
+
+_SEVERE = re.compile(r"illegal|assert|cuda|nccl|hccl|broadcast|timed out|timeout|dead", re.I)
+_HANGS = re.compile(r"timed out|timeout|broadcast block|watchdog|heartbeat|unresponsive", re.I)
+
+
+def _what(notice: Notice) -> str:
+    return str(notice.values.get("what", notice.at.text))
+
+
+def _ending_faults(q: Quantities) -> list[Notice]:
+    """Errors that ended the engine: not of the host pool, and none after which it still generates."""
+    said = [
+        n for n in q.evidence.all_notices("fatal", "fault") if "swap" not in _what(n).lower()
+    ]
+    series = q.main
+    if series is None:
+        return [n for n in said if n.kind == "fatal" or _SEVERE.search(_what(n))]
+    made = series.valid(series.generation)
+    made = made[series.generation[made] > 0]
+    if not len(made):
+        return said
+    last, at = series.t_s[made[-1]], series.line(int(made[-1]))
+    return [
+        n
+        for n in said
+        if (n.t_s >= last - 1.0 if n.t_s is not None and np.isfinite(last) else _after(n, at))
+    ]
+
+
+def _after(notice: Notice, at: Line) -> bool:
+    return notice.at.source != at.source or notice.at.number >= at.number
+
+
+def find_hang_report(q: Quantities) -> Finding | None:
+    """An error of the engine that says that a step or a process does not come back."""
+    faults = [n for n in _ending_faults(q) if _HANGS.search(_what(n))]
+    if not faults or q.frozen is not None:
+        return None
+    what = _what(faults[0])[:160]
+    return Finding(
+        "ENGINE_DEADLOCK",
+        "high",
+        f"The engine reports that a step does not end: {what}".rstrip(".") + ".",
+        (
+            Proof(
+                f"{times(len(faults), 'line')} of a hang: {what}",
+                {"lines": len(faults)},
+                tuple(n.at for n in faults[:3]),
+            ),
+        ),
+        (
+            Step(
+                "take a stack dump of the engine and its workers while it stands, then restart it",
+                "names the collective, kernel or lock that it waits for",
+            ),
+        ),
+        (MEMORY_KNOBS,),
+        (),
+        (Missing("why it stands", "the stack of every engine process and worker"),),
+        {"fatal": what},
     )
 
 
@@ -716,6 +778,17 @@ RULES = (
         "vllm#2731",
         exclude_deadlock,
         (*_STOPPED, "CAPACITY_PREEMPTION", "THRASH_PREFILL_READMIT", "ENGINE_BUG"),
+    ),
+    Rule(
+        "step-reported-hung",
+        "ENGINE_DEADLOCK",
+        11,
+        (),
+        find_hang_report,
+        "A time-out of a step or of shared memory between processes is a worker that does not come back, at any usage.",
+        "vllm/distributed/device_communicators/shm_broadcast.py, vllm-ascend#5859",
+        None,
+        (*_STOPPED, "ENGINE_BUG", "CAPACITY_PREEMPTION"),
     ),
     Rule(
         "empty-pool-queue",
