@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from statistics import median_low
 
 EPOCH = datetime(2000, 1, 1)
@@ -101,6 +102,7 @@ class Stamp:
     text: str
 
 
+@lru_cache(maxsize=256)
 def parse_stamp(text: str) -> Stamp | None:
     """The stamp that `text` is, or None."""
     text = text.strip()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from traces.evidence.grammars import (
     ends,
+    others,
     requests,
     rust,
     sglang,
@@ -25,6 +26,7 @@ GRAMMARS: tuple[Grammar, ...] = (
     *sglang.GRAMMARS,
     *trtllm.GRAMMARS,
     *rust.GRAMMARS,
+    *others.GRAMMARS,
     *startup.GRAMMARS,
     *requests.GRAMMARS,
     *ends.GRAMMARS,

@@ -25,10 +25,12 @@ _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
 @dataclass(frozen=True)
 class Field:
-    """One value of a line: the pattern that is searched for, and what its group means."""
+    """One value of a line: the pattern that is searched for, what its group means, and words without
+    which the pattern need not be tried (for patterns that begin with no fixed text)."""
 
     pattern: str
     read: Read
+    holds: str = ""
 
     @cached_property
     def compiled(self) -> re.Pattern[str]:
@@ -36,18 +38,20 @@ class Field:
 
     def find(self, text: str) -> Value | None:
         """The value in that line, None where it is not there."""
+        if self.holds and self.holds not in text:
+            return None
         match = self.compiled.search(text)
         return None if match is None else self.read(match)
 
 
-def integer(pattern: str) -> Field:
+def integer(pattern: str, holds: str = "") -> Field:
     """A whole number, commas of thousands allowed; None where it is absurd."""
 
     def read(m: re.Match[str]) -> int | None:
         value = float(m[1].replace(",", ""))
         return int(value) if value < MAX_INTEGER else None
 
-    return Field(pattern, read)
+    return Field(pattern, read, holds)
 
 
 def number(pattern: str, scale: float = 1.0) -> Field:

@@ -22,6 +22,8 @@ def without_prompts(text: str) -> str:
     """The line without what users wrote or were answered, and without token ids."""
     if "_ids" in text or "token ids" in text:
         text = _IDS_TO_DROP.sub(r"\1left out]", text)
+    if "'" not in text and '"' not in text:
+        return text
     return _PROMPT_TO_DROP.sub(r"\1'left out'", text)
 
 

@@ -29,9 +29,9 @@ GRAMMARS: tuple[Grammar, ...] = (
         "v0-stats",
         "vllm",
         "v0-metrics",
-        ("Pending: ", "Swapped: ", "CPU KV cache usage: ", "Avg prompt throughput: "),
+        ("Pending: ", "Swapped: ", "CPU KV cache usage: ", " metrics.py:", "llm_engine.py:"),
         "vllm#3561, #1879, #2731; metrics.py, llm_engine.py",
-        pattern=r"(?:Pending|Swapped): \d+ reqs|CPU KV cache usage: [\d.]+%|(?:metrics|llm_engine)\.py:\d+\] Avg prompt",
+        pattern=r"(?:Running|Pending|Swapped): \d+ reqs|KV cache usage: [\d.]+%|throughput: [\d.]+ tokens/s",
         family_of=_family,
         sample={
             "prompt_tokens_per_s": number(r"prompt throughput: ([\d.]+)"),

@@ -46,11 +46,11 @@ GRAMMARS: tuple[Grammar, ...] = (
             "Prefix cache hit rate: ",
         ),
         "vllm#18115, #27073; loggers.py",
-        pattern=r"^(?!.*CPU: [\d.]+%).*(?:Running: \d+ reqs|Waiting: \d+ reqs|GPU KV cache usage: [\d.]+%|throughput: [\d.]+ tokens/s|cache hit rate: [\d.]+%)",
+        pattern=r"(?:Running|Waiting): \d+ reqs|KV cache usage: [\d.]+%|throughput: [\d.]+ tokens/s|cache hit rate: [\d.]+%",
         family_of=_family,
         sample={
             "engine_rank": integer(r"Engine (\d+): "),
-            "num_ranks": integer(r"(\d+) Engines Aggregated"),
+            "num_ranks": integer(r"(\d+) Engines Aggregated", "Engines Aggr"),
             "prompt_tokens_per_s": number(r"prompt throughput: ([\d.]+)"),
             "generation_tokens_per_s": number(r"generation throughput: ([\d.]+)"),
             "num_running": integer(r"Running: (\d+)"),
