@@ -72,11 +72,22 @@ clean:
 	rm -rf $(VENV) $(VLLM_VENV) artifacts .pytest_cache .mypy_cache .ruff_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
-# The two recordings that the app opens with: one sample under both modes, on one 24 GB card.
+# The bundled recordings: the pair that the app opens with, one sample under both modes on one 24 GB card;
+# and a pair that the torch engine measures (`make samples-measured`, some ten minutes on a quiet machine).
 SAMPLE := traces/samples/recordings
 .PHONY: samples
 samples: setup
 	for mode in recompute swap; do \
 	  $(PY) -m engine simulate sample:chat --out $(SAMPLE)/chat-$$mode --overwrite --preemption $$mode \
 	    --model llama-3.1-8b --device rtx-4090 --kv-tokens 41408 --max-model-len 16384 || exit 1; \
+	done
+
+.PHONY: samples-measured
+samples-measured: setup
+	for mode in recompute swap; do \
+	  rm -rf artifacts/smollm2-$$mode $(SAMPLE)/smollm2-$$mode; \
+	  $(PY) -m engine run sample:smollm2 --out artifacts/smollm2-$$mode --preemption $$mode \
+	    --model smollm2-135m-instruct --torch-device cpu --threads 1 --kv-tokens 1024 --max-num-seqs 16 \
+	    --max-num-batched-tokens 512 --num-host-blocks 128 --blocks || exit 1; \
+	  $(PY) -m traces pack artifacts/smollm2-$$mode $(SAMPLE)/smollm2-$$mode || exit 1; \
 	done

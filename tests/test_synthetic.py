@@ -295,4 +295,5 @@ DIGESTS = {
     "chat": "5307e21df77d984f7c52b96baea98d4e",
     "long-outputs": "8fdfa3fa6e393536380e60f209f3c180",
     "agents": "681ec5e0bb0318c4ba68ee77e28971e3",
+    "smollm2": "98470d79f6151f6080db2707b13e434e",
 }

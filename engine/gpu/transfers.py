@@ -165,6 +165,7 @@ class Transfers:
 
     def _swap(self, event: int, r: int, slot: int, blocks: int, *, inbound: bool) -> None:
         gpu = self._s.table[slot, :blocks].copy()
+        started = time.perf_counter()
         if inbound:
             copy = self._copier.copy_in(self._host_of[r], gpu)
         else:
@@ -179,7 +180,10 @@ class Transfers:
         if self._rules.copy_async:
             self._swaps.append(job)
             return
-        self._wait(job)
+        copy.wait()
+        self.waited_s += (
+            time.perf_counter() - started
+        )  # on a CPU it is copied while it is asked for
         self._note(job, copy.ended_s - self.origin_s)
         self._recent.append(job)
         if inbound:

@@ -204,6 +204,27 @@ def test_every_step_says_what_it_computed_and_how_long_that_took(
     assert (steps["t_start_s"][1:] >= ends[:-1]).all()
 
 
+def test_blocking_copies_are_the_steps_stall_and_keep_the_link_busy(
+    folder: Path, tmp_path: Path
+) -> None:
+    chosen = runs.settings(folder, clock="measured", **runs.MODES["swap"])
+
+    runs.go(runs.workload(), chosen, tmp_path / "out")
+
+    with open_recording(tmp_path / "out") as recording:
+        steps, events = recording.steps, recording.events
+    copied = steps["swap_out_bytes"] + steps["swap_in_bytes"] > 0
+    assert copied.any()
+    assert (steps.filter(copied)["stall_s"] > 0).all()
+    assert (steps.filter(~copied)["stall_s"] == 0).all()
+    busy = (steps["link_out_busy_s"] + steps["link_in_busy_s"]).sum()
+    took = events.filter(events["kind"].cast(str).is_in(["swap_out", "swap_in"]))[
+        "cost_s"
+    ].sum()
+    assert busy == pytest.approx(took, rel=0.01)
+    assert took <= steps["stall_s"].sum()
+
+
 def test_a_recording_of_the_simulator_has_no_times_to_give(
     folder: Path, tmp_path: Path
 ) -> None:

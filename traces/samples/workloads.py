@@ -112,7 +112,7 @@ SMOLLM2 = SampleInfo(
     ),
     departs=(
         "prompts are drawn token ids, not text",
-        "1.2 requests/s, which is more than a core serves, so that the pool stays full",
+        "0.3 requests/s, somewhat more than a core serves, so that the pool stays full",
     ),
     pool_tokens=1_024,
     model="smollm2-135m",
@@ -158,7 +158,7 @@ def _smollm2() -> Workload:
     return stream(
         StreamSpec(
             num_requests=48,
-            arrivals=Arrivals(rate_per_s=1.2, burstiness=1.09**-2),
+            arrivals=Arrivals(rate_per_s=0.3, burstiness=1.09**-2),
             prompt=_divided(_CHAT_PROMPT, 8),
             output=_divided(_CHAT_OUTPUT, 4),
             seed=SMOLLM2.seed,
