@@ -263,13 +263,14 @@ def test_v1_counts_the_null_block_of_an_override() -> None:
 
 def test_a_rise_of_paused_requests_is_that_many_preemptions_at_least() -> None:
     line = (
-        'I1014 14:43:0{}.000000 160 model_instance_state.cc:813] {{"Active Request Count":9,"Iteration Counter":1,'
+        'I1014 14:43:0{}.000000 160 model_instance_state.cc:813] {{"Active Request Count":9,"Iteration Counter":{},'
         '"Paused Requests":{},"Scheduled Requests":4,"Max KV cache blocks":157,"Used KV cache blocks":150}}'
     )
 
-    found = read([line.format(s, paused) for s, paused in ((1, 0), (2, 3), (3, 1), (4, 2))])
+    steps = ((1, 7, 0), (2, 8, 3), (3, 9, 1), (4, 40, 2), (5, 80, 2))
+    found = read([line.format(*step) for step in steps])
 
-    assert found.samples["num_preempted"].to_list() == [None, 3, 0, 1]
+    assert found.samples["num_preempted"].to_list() == [None, 3, 0, 1, None]
     assert "num_preempted" in found.samples["inferred"].to_list()[1]
 
 

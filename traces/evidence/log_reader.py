@@ -168,7 +168,7 @@ class LogReader:
         self.recent: dict[tuple[Any, ...], tuple[float | None, set[str], Any]] = {}
         self.estimates = PoolEstimates()
         self.derived: dict[str, str] = {}
-        self.paused: dict[int | None, int] = {}
+        self.paused: dict[int | None, tuple[int, int | None]] = {}
 
     def take(self, record: Record) -> None:
         """Read one record."""
@@ -278,12 +278,16 @@ class LogReader:
         paused = hit.extra.get("paused")
         if not isinstance(paused, int):
             return
-        before = self.paused.get(rank)
-        self.paused[rank] = paused
-        if before is not None:
+        step = row.get("step")
+        before, last = self.paused.get(rank, (paused, None))
+        self.paused[rank] = (paused, step)
+        next_step = last is not None and step == last + 1
+        if paused > before or (next_step and paused <= before):
             row["num_preempted"] = max(0, paused - before)
             row.setdefault("inferred", []).append("num_preempted")
-            self.derived["num_preempted"] = "rise of the paused requests since the line before"
+            self.derived["num_preempted"] = (
+                "rise of the paused requests since the line before; none known where steps are left out"
+            )
 
     def _join(self, row: dict[str, Any], record: Record) -> bool:
         """Put the values to the sample before, where it has none of them and is of the same second."""
