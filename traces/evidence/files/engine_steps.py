@@ -22,6 +22,7 @@ from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.stamps import SourceClock, find_stamp, unix_text
 from traces.evidence.source import Source
 
+MAX_STEPS = 200_000
 Row = dict[str, Value | list[str] | None]
 _VLLM_KEYS = {"num_running_reqs", "num_waiting_reqs", "kv_cache_usage"}
 _TRT_KEYS = {"kvCacheStats", "inflightBatchingStats", "numActiveRequests", "iterLatencyMS"}
@@ -79,6 +80,9 @@ def read(source: Source) -> Found:
     """A sample for each step or iteration."""
     reading, r = JsonReading(source), _Reading(source)
     for number, value in reading.values():
+        if len(r.rows) >= MAX_STEPS:
+            r.notes.append(f"Only the first {MAX_STEPS:,} steps were read.")
+            break
         for one in value if isinstance(value, list) else (value,):
             _read_value(r, one, source.line(number, ""))
     if r.host_counted:

@@ -123,8 +123,8 @@ def _read_row(r: _Reading, row: Mapping[str, str], number: int) -> None:
             continue
         named, own = found
         more = {k: v for k, v in labels.items() if k != "__name__"}
-        line = r.source.line(number, "")
-        if r.scrapes.add(r.scrapes.at(t_s, number), named, {**more, **own}, value, line):
+        series_of = r.scrapes.prepare(named, {**more, **own})
+        if r.scrapes.add(r.scrapes.at(t_s, number), series_of, value, number, ""):
             r.recognised += 1
 
 

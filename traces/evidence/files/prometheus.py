@@ -18,10 +18,11 @@ from dataclasses import dataclass, field
 
 from traces.evidence.evidence import Found, SourceReport
 from traces.evidence.files.names import look_up
-from traces.evidence.files.series import Scrape, Scrapes
+from traces.evidence.files.series import Scrape, Scrapes, Series
 from traces.evidence.files.stamps import SourceClock, Stamp, find_stamp
 from traces.evidence.source import Source
 
+MAX_KNOWN = 100_000
 _VALUE = r"[-+]?(?:\d[\d_]*\.?\d*(?:[eE][-+]?\d+)?|\.\d+|NaN|nan|[Ii]nf)"
 _SERIES = re.compile(
     r"(?P<name>[a-zA-Z_:][\w:.]*)?\s*(?:\{(?P<labels>.*)\})?\s*[\s=]\s*"
@@ -65,6 +66,7 @@ class _Reading:
     pending: float | None = None  # time of the next scrape, read in a line before it
     has_pending: bool = False
     times: int = 0
+    known: dict[str, Series] = field(default_factory=dict)  # by the line before its value
     seen: set[str] = field(default_factory=set)
     families: set[str] = field(default_factory=set)
     family: str = ""
@@ -86,7 +88,9 @@ def read(source: Source) -> Found:
     r = _Reading(source, Scrapes(source.name))
     for number, line in source.lines():
         r.num_lines = number
-        if not line.strip() or _META.match(line):
+        if line[:2] == "# " and _META.match(line):
+            continue
+        if not line.strip():
             continue
         _read_line(r, number, line)
     rows, facts = r.scrapes.finish()
@@ -110,6 +114,16 @@ def read(source: Source) -> Found:
 
 
 def _read_line(r: _Reading, number: int, line: str) -> None:
+    head, _, tail = line.rpartition(" ")
+    known = r.known.get(head)
+    if known is not None:  # the same series as in an earlier scrape
+        try:
+            value = float(tail)
+        except ValueError:
+            value = None
+        if value is not None:
+            _take_value(r, known, value, None, number, line)
+            return
     stamp, text = _time_before(line)
     parsed = _parse(text)
     if parsed is None:
@@ -126,10 +140,17 @@ def _read_line(r: _Reading, number: int, line: str) -> None:
     if named is None:
         r.other_metrics += 1
         return
-    series = f"{name}{{{labels_text}}}"
-    scrape = _scrape_for(r, series, named.base, number, time)
-    labels = dict(_labels(labels_text))
-    if r.scrapes.add(scrape, named, labels, value, r.source.line(number, line)):
+    series = r.scrapes.prepare(named, dict(_labels(labels_text)))
+    if stamp is None and time is None and len(r.known) < MAX_KNOWN:
+        r.known[head] = series
+    _take_value(r, series, value, time, number, line)
+
+
+def _take_value(
+    r: _Reading, series: Series, value: float, time: float | None, number: int, line: str
+) -> None:
+    scrape = _scrape_for(r, series.name, series.named.base, number, time)
+    if r.scrapes.add(scrape, series, value, number, line):
         r.recognised += 1
     else:
         r.other_metrics += 1

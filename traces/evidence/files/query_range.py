@@ -18,7 +18,7 @@ from typing import Any
 from traces.evidence.evidence import Found, SourceReport
 from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.names import Named, Use, look_up
-from traces.evidence.files.series import Scrapes
+from traces.evidence.files.series import Scrapes, Series
 from traces.evidence.files.stamps import unix_text
 from traces.evidence.source import Source
 
@@ -55,9 +55,7 @@ class _Reading:
     unread: int = 0
     nameless: int = 0
     errors: list[str] = field(default_factory=list)
-    points: list[tuple[float, Named, Mapping[str, str], float, int]] = field(
-        default_factory=list
-    )
+    points: list[tuple[float, Series, float, int]] = field(default_factory=list)
 
 
 def read(source: Source) -> Found:
@@ -65,13 +63,13 @@ def read(source: Source) -> Found:
     reading = JsonReading(source)
     r = _Reading(source, Scrapes(source.name))
     for number, value in reading.values():
-        for series, query in _series(r, value, ""):
-            _read_series(r, series, query, number)
+        for one, query in _series(r, value, ""):
+            _read_series(r, one, query, number)
     r.points.sort(key=lambda p: p[0])
     r.first = r.points[0][0] if r.points else None
-    for time, named, labels, value, number in r.points:
+    for time, series, value, number in r.points:
         scrape = r.scrapes.at(round(time - (r.first or 0.0), 3), number)
-        if r.scrapes.add(scrape, named, labels, value, source.line(number, "")):
+        if r.scrapes.add(scrape, series, value, number, ""):
             r.recognised += 1
     rows, facts = r.scrapes.finish()
     report = SourceReport(
@@ -145,8 +143,9 @@ def _read_series(r: _Reading, series: Mapping[str, Any], query: str, number: int
     metric = series["metric"] if isinstance(series["metric"], dict) else {}
     labels = {str(k): str(v) for k, v in metric.items() if k != "__name__"}
     named = _named(str(metric.get("__name__", "")), query)
+    prepared = r.scrapes.prepare(named, labels) if named is not None else None
     points = series.get("values", [series.get("value")])
-    if named is None:
+    if prepared is None:
         r.nameless += 1
         r.unread += len(points) if isinstance(points, list) else 1
         return
@@ -156,7 +155,7 @@ def _read_series(r: _Reading, series: Mapping[str, Any], query: str, number: int
         except (TypeError, ValueError, IndexError):
             r.unread += 1
             continue
-        r.points.append((time, named, labels, value, number))
+        r.points.append((time, prepared, value, number))
 
 
 def _named(name: str, query: str) -> Named | None:

@@ -23,6 +23,7 @@ from traces.telemetry_schema import VALUE_NAMES, telemetry_table
 RANK_LABELS = ("dp_rank", "engine", "engine_idx", "engine_index", "attn_dp_rank")
 SERVER_LABELS = ("ReplicaId", "pod", "kubernetes_pod_name", "instance", "exported_instance")
 MODEL_LABELS = ("model_name", "model", "served_model_name")
+MAX_SCRAPES = 100_000
 Row = dict[str, Value | list[str] | None]
 _WHOLE = {c.name for c in telemetry_table("samples").columns if str(c.type) == "int64"}
 
@@ -34,6 +35,17 @@ class Key:
     server: str = ""
     model: str = ""
     rank: int | None = None
+
+
+@dataclass(frozen=True)
+class Series:
+    """A named series: whose it is, what it is called within a scrape, and what it is good for."""
+
+    named: Named
+    labels: Mapping[str, str]
+    key: Key
+    name: str
+    uses: tuple[Use, ...]
 
 
 @dataclass
@@ -74,12 +86,22 @@ class Scrapes:
     histograms: dict[tuple[str, Key], Histogram] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     moved_s: float = 0.0
+    _stride: int = 1  # one scrape of so many is kept
+    _begun: int = 0
+    _last: Scrape | None = None
     _by_time: dict[float, Scrape] = field(default_factory=dict)
 
     def begin(self, t_s: float | None, line: int) -> Scrape:
-        """A new scrape at that time."""
-        self.scrapes.append(Scrape(t_s, line, line))
-        return self.scrapes[-1]
+        """A new scrape at that time. Of more than MAX_SCRAPES every second is dropped, again and again."""
+        if len(self.scrapes) >= MAX_SCRAPES:
+            del self.scrapes[1::2]
+            self._stride *= 2
+            self._by_time = {s.t_s: s for s in self.scrapes if s.t_s is not None}
+        self._last = Scrape(t_s, line, line)
+        if self._begun % self._stride == 0:
+            self.scrapes.append(self._last)
+        self._begun += 1
+        return self._last
 
     def at(self, t_s: float, line: int) -> Scrape:
         """The scrape of that time, a new one where there is none."""
@@ -87,42 +109,41 @@ class Scrapes:
             self._by_time[t_s] = self.begin(t_s, line)
         return self._by_time[t_s]
 
-    def add(
-        self,
-        scrape: Scrape,
-        named: Named,
-        labels: Mapping[str, str],
-        value: float,
-        at: Line,
-    ) -> bool:
-        """One series' value. False where it says nothing of use. at: its line.
+    def prepare(self, named: Named, labels: Mapping[str, str]) -> Series:
+        """What is known of a series before its value: once for all scrapes that it comes in."""
+        self.engines.setdefault(named.engine, 0)
+        uses = tuple(
+            u for u in named.uses if all(labels.get(k) == v for k, v in u.where.items())
+        )
+        name = named.base + named.part + repr(sorted(labels.items()))
+        return Series(named, labels, _key(labels), name, uses)
+
+    def add(self, scrape: Scrape, series: Series, value: float, number: int, text: str) -> bool:
+        """One series' value. False where it says nothing of use. number, text: its line.
 
         A series that comes again in the same scrape is a copy: its last value counts.
         """
-        self.engines.setdefault(named.engine, 0)
-        if not named.uses:
-            return False
-        key, used = _key(labels), False
-        series = named.base + named.part + repr(sorted(labels.items()))
-        for use in named.uses:
-            if any(labels.get(k) != v for k, v in use.where.items()):
-                continue
-            used = True
+        key = series.key
+        for use in series.uses:
             if use.fact == "cache_config":
-                self.configs[key] = (labels, at)
+                self.configs[key] = (series.labels, Line(self.source, number, 1, text[:400]))
             elif use.histogram:
-                at_key = (use.histogram, key)
-                histogram = self.histograms.setdefault(at_key, Histogram(at))
-                histogram.add(named.part, series, labels.get("le"), value, scrape)
+                histogram = self.histograms.get((use.histogram, key))
+                if histogram is None:
+                    histogram = Histogram(Line(self.source, number, 1, text[:400]))
+                    self.histograms[use.histogram, key] = histogram
+                bound = series.labels.get("le")
+                histogram.add(series.named.part, series.name, bound, value, scrape)
             elif not math.isfinite(value):
                 continue
             elif use.fact:
+                at = Line(self.source, number, 1, text[:400])
                 self.facts[use.fact, key] = (_number(value), at)
             else:
-                _put(scrape, key, use, series, value, at.number)
-        if used:
-            self.engines[named.engine] = self.engines.get(named.engine, 0) + 1
-        return used
+                _put(scrape, key, use, series.name, value, number)
+        if series.uses:
+            self.engines[series.named.engine] += 1
+        return bool(series.uses)
 
     def engine(self) -> str | None:
         """The engine that most series speak of; a router in front of it only where it is alone."""
@@ -131,6 +152,12 @@ class Scrapes:
 
     def finish(self) -> tuple[list[Row], list[Fact]]:
         """Rows of samples (each one rank of one scrape) and facts; `notes` gains what was odd."""
+        if self._stride > 1:
+            if self._last is not None and self._last is not self.scrapes[-1]:
+                self.scrapes.append(self._last)
+            self.notes.append(
+                f"{self._begun:,} scrapes are in it; one of {self._stride} was kept, and the last."
+            )
         ranks = self._ranks()
         self._in_order()
         several = len({r for r in ranks.values() if r is not None}) > 1

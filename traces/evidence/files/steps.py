@@ -25,6 +25,7 @@ _REQUEST = re.compile(
 )
 _POOL = re.compile(r"\bnum_gpu_blocks\s*[=:]\s*(\d+)(?:\s*\((\d+)\s*null\))?")
 _COMMENT = re.compile(r"^\s*(?:#|//|--|;)")
+MAX_STEPS = 200_000
 Row = dict[str, Value | list[str] | None]
 
 
@@ -56,11 +57,15 @@ def read(source: Source) -> Found:
     comments: list[tuple[int, str]] = []
     num_lines = recognised = 0
     skipped: list[str] = []
+    notes = ["The names are somebody's own; they were read as they are usually meant."]
     columns: dict[str, Column | None] = {}
     for number, line in source.lines():
         num_lines = number
         if not line.strip():
             continue
+        if len(steps) >= MAX_STEPS:
+            notes.append(f"Only the first {MAX_STEPS:,} steps were read.")
+            break
         m = _STEP.search(line)
         if m is None or _COMMENT.match(line):
             if _COMMENT.match(line) or not steps:
@@ -84,7 +89,7 @@ def read(source: Source) -> Found:
         len(skipped),
         tuple(skipped[:5]),
         0.8,
-        ("The names are somebody's own; they were read as they are usually meant.",),
+        tuple(notes),
     )
     return Found(report, tuple(rows), tuple(facts), tuple(found_notices))
 

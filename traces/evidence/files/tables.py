@@ -21,7 +21,7 @@ from traces.evidence.files.stamps import SourceClock, find_stamp
 from traces.evidence.source import Source
 from traces.telemetry_schema import VALUE_NAMES
 
-MAX_ROWS = 500_000
+MAX_ROWS = 200_000
 Row = dict[str, Value | list[str] | None]
 _SERIES_VALUES = {
     "num_running", "num_waiting", "num_swapped", "kv_usage_frac", "used_blocks", "free_blocks",
@@ -228,7 +228,8 @@ def _sweeps(
         said = {s[name] for s in sweeps if name in s}
         if len(said) == 1:
             at = source.line(rows[0][0], "")
-            facts.append(Fact(name, said.pop(), at, note="the same in every row of the table"))
+            note = "the same in every row of the table"
+            facts.append(Fact(name, said.pop(), at, inferred=True, note=note))
     return sweeps, facts
 
 
