@@ -284,3 +284,37 @@ def test_of_several_usages_of_a_hybrid_model_the_fullest_pool_counts() -> None:
     )
 
     assert found.samples["kv_usage_frac"].to_list() == [0.95]
+
+
+def test_two_servers_in_one_log_are_told_apart() -> None:
+    lines = [f"vllm-{n}  | {v1_line(i)}" for i in range(3) for n in (1, 2)]
+
+    found = read(
+        [
+            "vllm-1  | INFO 10-14 14:42:00 [kv_cache_utils.py:716] GPU KV cache size: 1,600 tokens",
+            "vllm-2  | INFO 10-14 14:42:00 [kv_cache_utils.py:716] GPU KV cache size: 3,200 tokens",
+            *lines,
+            "vllm-2  | INFO 10-14 14:44:00 [async_llm.py:702] Request cmpl-1 aborted.",
+        ]
+    )
+
+    assert found.samples["engine_rank"].to_list() == [0, 1, 0, 1, 0, 1]
+    assert [(f.rank, f.value) for f in found.facts] == [(0, 1600), (1, 3200)]
+    assert found.notices[0].rank == 1
+    assert any("2 servers write into this log" in n for n in found.report.notes)
+
+
+def test_engines_of_ray_workers_are_told_apart_by_their_process() -> None:
+    lines = [
+        f"(WorkerDict pid={pid}, ip=192.0.2.1) {v1_line(i)}" for i in range(3) for pid in (7, 8)
+    ]
+
+    assert read(lines).samples["engine_rank"].to_list() == [0, 1, 0, 1, 0, 1]
+
+
+def test_a_server_that_was_started_again_is_one_server() -> None:
+    lines = [f"(APIServer pid={7 if i < 2 else 99}) {v1_line(i)}" for i in range(4)]
+
+    found = read(lines)
+
+    assert found.samples["engine_rank"].to_list() == [0, 0, 0, 0]

@@ -23,6 +23,7 @@ from traces.evidence.grammars import GRAMMARS, Hit
 from traces.evidence.grammars.requests import without_prompts
 from traces.evidence.pool_estimates import PoolEstimates
 from traces.evidence.records import Reading, Record, read_records
+from traces.evidence.servers import Apart, Servers
 from traces.evidence.source import MAX_LINE_TEXT, Source
 from traces.evidence.times import Clocks, Time
 from traces.telemetry_laws import polars_schema
@@ -104,6 +105,7 @@ class _Kept:
     count: int | None
     values: dict[str, Any]
     order: int
+    server: tuple[str, str] = ("", "")
     told: set[str] = field(default_factory=set)
 
 
@@ -158,6 +160,8 @@ class LogReader:
         self.left_over: list[tuple[int, str]] = []
         self.metrics: list[tuple[int, str]] = []
         self.facts: list[tuple[Fact, Time | None]] = []
+        self.fact_servers: list[tuple[str, str]] = []
+        self.servers = Servers()
         self.first: dict[str, list[_Kept]] = {}
         self.last: dict[str, deque[_Kept]] = {}
         self.order = 0
@@ -217,7 +221,7 @@ class LogReader:
         if hit.sample:
             self._sample(hit, record, rank, time)
         if hit.facts or hit.derived_facts:
-            self._take_facts(hit, self._line(record), rank, time)
+            self._take_facts(hit, record, rank, time)
         for kind in filter(None, (grammar.notice, grammar.also)):
             self._notice(kind, hit, record, rank, time)
 
@@ -257,6 +261,7 @@ class LogReader:
             self.derived.update(dict.fromkeys(hit.derived.values, hit.derived.note))
         if "num_ranks" not in row:
             row["engine_rank"] = rank
+        row["_server"] = self.servers.take(record, rank)
         self._count_pauses(hit, row, rank)
         self.estimates.take(hit.grammar.name, record.text, hit.sample)
         if time is not None:
@@ -294,8 +299,11 @@ class LogReader:
         if not self.rows:
             return False
         before = self.rows[-1]
-        values = {k for k in row if k not in ("_s", "_clock", "inferred", "engine_rank")}
+        values = {
+            k for k in row if k not in ("_s", "_clock", "_server", "inferred", "engine_rank")
+        }
         same_clock = before.get("_clock") == row.get("_clock")
+        same_clock &= before["_server"] == row["_server"]
         near = abs(before.get("_s", 0.0) - row.get("_s", 0.0)) <= SAME_SAMPLE_S
         if values & set(before) or not (same_clock and near):
             return False
@@ -309,27 +317,42 @@ class LogReader:
     def _flush(self, rows: list[dict[str, Any]]) -> None:
         if rows:
             names = {name for row in rows for name in row}
-            schema = polars_schema(SAMPLES) | {"_clock": pl.Int32(), "_s": pl.Float64()}
+            schema = polars_schema(SAMPLES) | {
+                "_clock": pl.Int32(),
+                "_s": pl.Float64(),
+                "_server": pl.Int32(),
+            }
             self.chunks.append(
                 pl.DataFrame(rows, schema={n: t for n, t in schema.items() if n in names})
             )
 
     # --- facts and notices ---
 
-    def _take_facts(self, hit: Hit, at: Line, rank: int | None, time: Time | None) -> None:
+    def _take_facts(
+        self, hit: Hit, record: Record, rank: int | None, time: Time | None
+    ) -> None:
+        at, server = self._line(record), (record.unit, record.process)
         said = [(n, v, False, "") for n, v in hit.facts.items()]
         if hit.derived_facts is not None:
             note = hit.derived_facts.note
             said += [(n, v, True, note) for n, v in hit.derived_facts.values.items()]
         for name, value, inferred, note in said:
             latest = next(
-                (f for f, _ in reversed(self.facts) if f.name == name and f.rank == rank), None
+                (
+                    f
+                    for (f, _), of in zip(
+                        reversed(self.facts), reversed(self.fact_servers), strict=True
+                    )
+                    if f.name == name and f.rank == rank and of[0] == server[0]
+                ),
+                None,
             )
             if latest is not None and latest.value == value and latest.inferred == inferred:
                 continue
             if len(self.facts) < MAX_FACTS:
                 fact = Fact(name, value, at, rank, None, inferred, note)
                 self.facts.append((fact, time))
+                self.fact_servers.append(server)
 
     def _notice(
         self, kind: str, hit: Hit, record: Record, rank: int | None, time: Time | None
@@ -342,11 +365,23 @@ class LogReader:
         if hit.grammar.merges and self._merge(kind, hit, values, time):
             return
         at = self._line(record)
-        self._keep(_Kept(kind, at, time, rank, hit.count, values, 0, {hit.grammar.name}))
+        server = (record.unit, record.process)
+        self._keep(
+            _Kept(kind, at, time, rank, hit.count, values, 0, server, {hit.grammar.name})
+        )
         if record.copies > 1:
             more = {k: v for k, v in values.items() if k == "process"}
             self._keep(
-                _Kept("repeated", at, time, rank, record.copies - 1, {"of": kind, **more}, 0)
+                _Kept(
+                    "repeated",
+                    at,
+                    time,
+                    rank,
+                    record.copies - 1,
+                    {"of": kind, **more},
+                    0,
+                    server,
+                )
             )
 
     def _merge(self, kind: str, hit: Hit, values: dict[str, Any], time: Time | None) -> bool:
@@ -408,6 +443,10 @@ class LogReader:
             frame = self._timed(frame, main, names)
         if main is not None:
             zero = self._zero(frame, notices, main)
+        apart = self.servers.apart()
+        if apart and frame.height:
+            frame = _ranked(frame, apart)
+            notes.append(apart.note)
         if "t_s" in frame.columns:
             frame = frame.with_columns(pl.col("t_s") - zero)
             frame, disorder = in_order(frame)
@@ -419,13 +458,34 @@ class LogReader:
         notes += self._clock_notes(main)
         return LogFound(
             self._report(notes),
-            frame.drop("_s", "_clock", strict=False),
+            frame.drop("_s", "_clock", "_server", strict=False),
             pl.DataFrame(
                 self.lines, schema={"line": pl.Int64, "text": pl.String}, orient="row"
             ),
-            tuple(replace(f, t_s=self._t_s(t, main, zero)) for f, t in self.facts),
             tuple(
-                Notice(n.kind, n.at, self._t_s(n.time, main, zero), n.rank, n.count, n.values)
+                replace(
+                    f,
+                    t_s=self._t_s(t, main, zero),
+                    rank=apart.rank(of, f.rank) if apart else f.rank,
+                )
+                for (f, t), of in zip(
+                    self.facts,
+                    [
+                        *self.fact_servers,
+                        *[("", "")] * (len(self.facts) - len(self.fact_servers)),
+                    ],
+                    strict=True,
+                )
+            ),
+            tuple(
+                Notice(
+                    n.kind,
+                    n.at,
+                    self._t_s(n.time, main, zero),
+                    apart.rank(n.server, n.rank) if apart else n.rank,
+                    n.count,
+                    n.values,
+                )
                 for n in notices
             ),
             None if main is None else self.clocks.write(main, zero),
@@ -555,6 +615,14 @@ def family_name(families: Mapping[str, int]) -> str:
     main.sort(key=lambda f: (-running[f], f))
     head = main[:1] or more[:1]
     return " + ".join([*head, *(f for f in more if f not in head)])
+
+
+def _ranked(frame: pl.DataFrame, apart: Apart) -> pl.DataFrame:
+    """Samples with ranks that tell the servers of one log apart."""
+    first = pl.col("_server").replace_strict(apart.first_ranks, return_dtype=pl.Int32)
+    if "engine_rank" not in frame.columns:
+        frame = frame.with_columns(pl.lit(None, pl.Int32).alias("engine_rank"))
+    return frame.with_columns((first + pl.col("engine_rank").fill_null(0)).alias("engine_rank"))
 
 
 def in_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:

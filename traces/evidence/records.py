@@ -41,21 +41,23 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "syslog",
         re.compile(
-            rf"(?:<\d+>)?(?P<stamp>{_SYSLOG}) (?:[\w.:-]+ )?[\w.@/-]+(?:\([\w-]+\))?(?:\[\d+\])?: ?"
+            rf"(?:<\d+>)?(?P<stamp>{_SYSLOG}) (?:(?P<unit>[\w.:-]+) )?[\w.@/-]+(?:\([\w-]+\))?(?:\[\d+\])?: ?"
         ),
     ),
     (
         "syslog",
-        re.compile(rf"<\d+>\d? ?(?P<stamp>{_RFC3339}) \S+ \S+ \S+ \S+ (?:-|\[.*?\]) ?\ufeff?"),
+        re.compile(
+            rf"<\d+>\d? ?(?P<stamp>{_RFC3339}) (?P<unit>\S+) \S+ \S+ \S+ (?:-|\[.*?\]) ?\ufeff?"
+        ),
     ),
-    ("journald", re.compile(r"[\w.-]+ [\w.@/-]+\[\d+\]: ?")),
+    ("journald", re.compile(r"(?P<unit>[\w.-]+) [\w.@/-]+\[\d+\]: ?")),
     ("Ray", re.compile(r"\((?P<process>\w+ pid=\d+, ip=[\w.:]+|[\w:.]+ pid=\d+, [^()]*)\) ?")),
     ("process", re.compile(r"\((?P<process>(?:[A-Za-z_][\w:.]*(?: \w+)? ?)?pid=\d+)\) ?")),
-    ("pod", re.compile(r"\[pod/[^\]\s]+\] ?")),
+    ("pod", re.compile(r"\[(?P<unit>pod/[^\]\s]+)\] ?")),
     (
         "compose",
         re.compile(
-            r"(?!(?:DEBUG|INFO|WARN|WARNING|ERROR)\b)[A-Za-z][\w.-]{0,60}(?: +\|| *\|)(?: |$)"
+            r"(?!(?:DEBUG|INFO|WARN|WARNING|ERROR)\b)(?P<unit>[A-Za-z][\w.-]{0,60})(?: +\|| *\|)(?: |$)"
         ),
     ),
     ("systemd", re.compile(r"[\w.@-]+\[\d+\]: ")),
@@ -110,7 +112,8 @@ _JSON_TIME = ("time", "timestamp", "@timestamp", "ts", "_time", "receiveTimestam
 @dataclass(frozen=True, slots=True)
 class Record:
     """One thing that a server wrote. number, num_lines: the lines it stands on; text: without prefixes and
-    colours; outer: stamp of the outermost prefix as it is written; process: "EngineCore_DP0 pid=1379";
+    colours; outer: stamp of the outermost prefix as it is written; process: "EngineCore_DP0 pid=1379"; unit:
+    host, pod or service that a collector names;
     copies: how many equal ones a collector says it stands for; inside: it began in mid-line."""
 
     number: int
@@ -118,6 +121,7 @@ class Record:
     num_lines: int = 1
     outer: str | None = None
     process: str = ""
+    unit: str = ""
     copies: int = 1
     inside: bool = False
 
@@ -132,6 +136,7 @@ class _Row:
     body: str
     outer: str | None = None
     process: str = ""
+    unit: str = ""
     framed: bool = False
     stream: str = ""
     flag: str = ""
@@ -222,6 +227,7 @@ def _take(row: _Row, kind: str, match: re.Match[str]) -> None:
     row.body = row.body[match.end() :]
     row.outer = row.outer or groups.get("stamp")
     row.process = groups.get("process") or row.process
+    row.unit = row.unit or groups.get("unit") or ""
     row.stream = groups.get("stream") or row.stream
     row.flag = groups.get("flag") or row.flag
     row.framed = row.framed or kind not in ("process", "quote", "grep")
@@ -433,4 +439,4 @@ def _record(
             copies, text = int(match[1]), text[: match.start()] + text[match.end() :]
         elif match := _SYSLOG_REPEATED.match(text):
             copies, text = int(match[1]), match[2] or ""
-    return Record(number, text, num_lines, outer, row.process, copies, inside)
+    return Record(number, text, num_lines, outer, row.process, row.unit, copies, inside)
