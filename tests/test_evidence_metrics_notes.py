@@ -184,3 +184,10 @@ def test_an_override_is_only_inferred_as_the_pool() -> None:
 )
 def test_notes_are_told_from_logs(text: str, name: str, mine: bool) -> None:
     assert (notes.sniff(text, name) >= 0.5) is mine
+
+
+def test_settings_as_json() -> None:
+    text = '{"server_args": {"context_length": 8192, "max_running_requests": 48}, "max_total_num_tokens": 60000}'
+
+    assert notes.sniff(text, "server_info.json") >= 0.5
+    assert facts(text) == {"max_model_len": 8192, "max_num_seqs": 48, "pool_tokens": 60000}

@@ -465,3 +465,27 @@ def test_a_log_is_no_metrics_dump() -> None:
     assert prometheus.sniff(log * 5, "server.log") < 0.5
     assert prometheus.sniff(ONE, "x") == 1.0
     assert prometheus.sniff("2026-03-01 10:00:00\n" + ONE, "paste") == 1.0
+
+
+def test_lines_of_promtool_are_series_with_their_times() -> None:
+    found = read(
+        'vllm:num_requests_running{engine="0"} => 4 @[1772359200]\n'
+        'vllm:num_requests_running{engine="0"} => 6 @[1772359260.5]\n'
+    )
+
+    assert [(s["t_s"], s["num_running"]) for s in found.samples] == [(0.0, 4), (60.5, 6)]
+
+
+def test_of_very_many_scrapes_some_are_kept_and_the_last(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("traces.evidence.files.series.MAX_SCRAPES", 8)
+    lines = [f"vllm:num_preemptions_total {n}" for n in range(101)]
+
+    found = read("\n".join(lines))
+
+    assert len(found.samples) <= 10
+    assert found.samples[0]["preemptions_total"] == 0
+    assert found.samples[-1]["preemptions_total"] == 100
+    assert sum(s.get("num_preempted", 0) for s in found.samples) == 100
+    assert "101 scrapes" in " ".join(found.report.notes)

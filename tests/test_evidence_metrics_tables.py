@@ -323,3 +323,28 @@ def test_the_pool_is_at_least_the_most_that_was_ever_free() -> None:
 
     (pool,) = [f for f in found.facts if f.name == "pool_blocks"]
     assert (pool.value, pool.inferred) == (30, True)
+
+
+def test_a_markdown_table_may_stand_between_sentences() -> None:
+    text = (
+        "I ran a few, all with the same flags:\n\n| clients | preemptions | p99 TTFT (s) |\n|---|---|---|\n"
+        "| 8 | 0 | 0.4 |\n| 32 | 77 | 9.5 |\n\nand it was the same on the next day, | think.\n"
+    )
+
+    assert table(text).sweeps == (
+        {"clients": 8, "preemptions": 0, "ttft_p99_s": 0.4},
+        {"clients": 32, "preemptions": 77, "ttft_p99_s": 9.5},
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "concurrency   running   preemptions\n-----------------------\n8             8         0\n64            40        12\n",
+        "concurrency running preemptions\n8 8 0\n64 40 12\n",
+        "concurrency=8 running=8 preemptions=0\nconcurrency=64 running=40 preemptions=12\n",
+    ],
+)  # fmt: skip
+def test_columns_may_be_set_with_blanks_and_rows_may_name_their_values(text: str) -> None:
+    assert [s["preemptions"] for s in table(text, "x.txt").sweeps] == [0, 12]
+    assert [s["clients"] for s in table(text, "x.txt").sweeps] == [8, 64]

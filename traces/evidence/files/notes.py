@@ -14,9 +14,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from typing import Any
 
 from traces.evidence.evidence import Fact, Found, Line, SourceReport, Value
 from traces.evidence.files.flags import SHORT, Flag, flag_of
+from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.phrases import find_phrases
 from traces.evidence.source import Source
 
@@ -52,6 +54,10 @@ _NAMED = re.compile(
     r"[\w.-]*$|\.(?:ya?ml|toml|sh|md|conf|cfg|env)$",
     re.IGNORECASE,
 )
+_OF_REQUESTS = {
+    "prompt_tokens", "output_tokens", "num_requests", "clients", "sequences_per_request", "model", "version",
+    "block_size", "request_rate_per_s",
+}  # fmt: skip
 _RANGE_WORDS = {"low", "high", "min", "max", "from", "to", "p50", "p95", "p99"}
 
 
@@ -61,7 +67,9 @@ def sniff(head: str, name: str) -> float:
     if not lines or len(lines) > MAX_LINES or max(map(len, lines)) > MAX_LINE:
         return 0.0
     if lines[0].lstrip()[:1] in ("{", "[") and '"--' not in head:
-        return 0.0  # a JSON document, whatever its keys are called
+        value = first_value(head)
+        known = {f.fact for _, f, _ in _settings(value)} - _OF_REQUESTS
+        return 0.6 if len(known) >= 2 else 0.0
     if _is_table(lines[:200]):
         return 0.0
     if sum(1 for x in lines if _LOG.search(x)) > 0.05 * len(lines):
@@ -132,6 +140,13 @@ class _Reading:
 def _facts(source: Source, max_lines: int = MAX_LINES) -> tuple[list[Fact], _Reading]:
     r = _Reading(source)
     parents: list[tuple[int, str]] = []
+    if source.head.lstrip()[:1] == "{" and '"--' not in source.head:
+        reading = JsonReading(source)
+        for number, value in reading.values():
+            for name, flag, text in _settings(value):
+                r.put(flag, text, source.line(number, f"{name}: {text}"))
+        r.num_lines = reading.num_lines
+        return r.facts, r
     for number, line in _joined(source):
         r.num_lines = max(r.num_lines, number)
         if number > max_lines:
@@ -146,6 +161,20 @@ def _facts(source: Source, max_lines: int = MAX_LINES) -> tuple[list[Fact], _Rea
         values = tuple(v for v, _ in r.caps)
         r.facts.append(Fact("client_caps", values, r.caps[0][1]))
     return r.facts, r
+
+
+def _settings(value: Any, depth: int = 6) -> Iterator[tuple[str, Flag, str]]:
+    """(name, flag, text) of the known settings in a JSON document: /server_info, a saved configuration."""
+    if isinstance(value, list):
+        for one in value[:64]:
+            yield from _settings(one, depth - 1)
+    elif isinstance(value, dict) and depth:
+        for name, inner in value.items():
+            flag = flag_of(str(name))
+            if isinstance(inner, dict | list):
+                yield from _settings(inner, depth - 1)
+            elif flag is not None and len(str(name)) > 1 and inner is not None:
+                yield str(name), flag, str(inner)
 
 
 def _joined(source: Source) -> Iterator[tuple[int, str]]:

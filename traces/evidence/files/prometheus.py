@@ -5,7 +5,7 @@ vllm#48808 (a bare date line before each block), aibrix#1614 and miles PR#2012 (
 
 Quirks it knows: HELP and TYPE lines are often left out, or only some lines were copied (grep); times stand
 in lines of their own (`date`, "# scrape at 12:53:45", "2 minutes later", Unix seconds), before each line, or
-behind each value; without times a series that comes again starts the next scrape; a series that comes twice
+behind each value (promtool: "=> 8 @[1772359200]"); without times a series that comes again starts the next scrape; a series that comes twice
 in a row within a scrape is a duplicate (several processes behind one port), the last is taken; `_created`
 is no count; label values hold commas, braces and quotes; exemplars follow " # {"; NaN is no value.
 """
@@ -30,6 +30,7 @@ _SERIES = re.compile(
 )
 _LABEL = re.compile(r'([a-zA-Z_][\w.]*)\s*=\s*"((?:\\.|[^"\\])*)"')
 _QUOTED_NAME = re.compile(r'^\s*"([^"]+)"\s*(?:,|$)')
+_PROMTOOL = re.compile(r"(.*\S)\s+=>\s+(\S+)\s+@\[([\d.]+)\]\s*$")
 _META = re.compile(r"\s*#\s*(HELP|TYPE|UNIT|EOF)\b")
 _STARTS = re.compile(
     r"(?<![\w:])((?:vllm|sglang|tgi|trtllm|nv_trt_llm|dynamo|llm)[:_]\w+|\{\"(?:vllm|sglang):)"
@@ -169,6 +170,8 @@ def _time_before(line: str) -> tuple[Stamp | None, str]:
 
 def _parse(text: str) -> tuple[str, str, float, float | None] | None:
     """(name, labels as text, value, time or None) of a series, None where the line is none."""
+    if m := _PROMTOOL.match(text):
+        text = f"{m[1]} {m[2]} {float(m[3]) * 1000:.0f}"
     cut = text.find(" # {")
     m = _SERIES.match((text[:cut] if cut > 0 else text).strip())
     if m is None or not (m["name"] or m["labels"]):

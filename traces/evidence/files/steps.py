@@ -36,7 +36,7 @@ def sniff(head: str, name: str) -> float:
         return 0.0
     hits = sum(1 for x in lines if _STEP.search(x) and len(_known(x)) >= 2)
     logs = sum(1 for x in lines if re.search(r"\b(INFO|WARNING|DEBUG)\b.*\d\d:\d\d|\[TRT", x))
-    return 0.95 if hits > 0.6 * len(lines) and logs < 0.1 * len(lines) else 0.0
+    return 0.97 if hits > 0.6 * len(lines) and logs < 0.1 * len(lines) else 0.0
 
 
 @dataclass

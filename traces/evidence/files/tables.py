@@ -12,10 +12,17 @@ import csv
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from traces.evidence.evidence import Fact, Found, SourceReport, Value
-from traces.evidence.files.columns import SPECIAL, Column, guess_column, is_known
+from traces.evidence.files.columns import (
+    SPECIAL,
+    Column,
+    guess_column,
+    is_known,
+    read_cell,
+)
 from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.stamps import SourceClock, find_stamp
 from traces.evidence.source import Source
@@ -28,6 +35,7 @@ _SERIES_VALUES = {
     "generation_tokens_per_s", "prompt_tokens_per_s", "preemptions", "iteration_tokens",
 }  # fmt: skip
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{2,}:?\s*)*\|?\s*$")
+_PAIR = re.compile(r"([A-Za-z][\w.%-]*)\s*=\s*([^\s,;]+)")
 _MOST_LATENCY_S = 200.0  # a larger one without a unit is in milliseconds
 _REQUEST_COLUMNS = re.compile(
     r"request_?id|user_?id|session|question_id|arrival|launch_time|hash_ids|timestamp,\s*(?:input|context)",
@@ -50,6 +58,7 @@ def sniff(head: str, name: str) -> float:
 
 
 def _header(head: str) -> list[str]:
+    """The columns of the first table in a head, [] where there is none."""
     text = head.lstrip()
     if text[:1] in ("{", "["):
         value = first_value(text)
@@ -57,28 +66,66 @@ def _header(head: str) -> list[str]:
             isinstance(v, dict | list) for v in value.values()
         )
         return list(value) if flat else []
-    for line in text.splitlines()[:40]:
-        cells = _cells(line, _separator(line))
-        if len(cells) >= 2 and sum(bool(re.search(r"[A-Za-z]", c)) for c in cells) >= 2:
-            return cells
-        if (
-            line.strip()
-            and not line.lstrip().startswith(("#", "-", "=", "*", ">"))
-            and len(cells) < 2
-        ):
-            return []
-    return []
+    lines = text.splitlines()[:200]
+    if names := _pair_names(lines):
+        return names
+    for above, line in pairwise(lines):
+        if _is_markdown_rule(line):
+            return _cells(above, "|")
+    rows = [x for x in lines[:60] if x.strip() and not x.lstrip().startswith(("#", "*", ">"))]
+    rows = [x for x in rows if not _RULE.match(x) and not re.fullmatch(r"[-=+ ]{3,}", x)]
+    if not rows:
+        return []
+    mark = _separator(rows[0])
+    cells = _cells(rows[0], mark)
+    words = sum(bool(re.search(r"[A-Za-z]", c)) for c in cells)
+    if mark.isspace() and mark != "\t" and not _is_blank_table(rows, mark):
+        return []
+    return cells if len(cells) >= 2 and words >= 2 else []
+
+
+def _is_blank_table(rows: list[str], mark: str) -> bool:
+    """Whether rows set with blanks are as long as their header, and are numbers below words."""
+    names, *below = [_cells(x, mark) for x in rows[:20]]
+    return (
+        bool(below)
+        and all(re.match(r"[A-Za-z%(]", n) for n in names)
+        and sum(len(c) == len(names) for c in below) > 0.7 * len(below)
+        and sum(read_cell(c) is not None for row in below for c in row)
+        > 0.6 * sum(map(len, below))
+    )
+
+
+def _is_markdown_rule(line: str) -> bool:
+    return "|" in line and _RULE.match(line) is not None
+
+
+def _pair_names(lines: list[str]) -> list[str]:
+    """The names where each line is "name=value" of the same names, [] where it is not so."""
+    rows = [_PAIR.findall(x) for x in lines if x.strip() and not x.lstrip().startswith("#")]
+    if len(rows) < 2 or len(rows[0]) < 3:
+        return []
+    names = [n for n, _ in rows[0]]
+    same = sum([n for n, _ in row] == names for row in rows)
+    return names if same > 0.8 * len(rows) else []
 
 
 def _separator(line: str) -> str:
+    """ "|", a tab, ";" or ",", else blanks (two or more; single ones where all cells are words)."""
     if line.count("|") >= 2:
         return "|"
-    return max("\t;,", key=line.count)
+    mark = max("\t;,", key=line.count)
+    if line.count(mark):
+        return mark
+    return "  " if len(re.split(r"\s{2,}", line.strip())) >= 3 else " "
 
 
 def _cells(line: str, mark: str) -> list[str]:
     if mark == "|":
         return [c.strip().strip("*`") for c in line.strip().strip("|").split("|")]
+    if mark in ("  ", " "):
+        cells = re.split(r"\s{2,}" if mark == "  " else r"\s+", line.strip())
+        return cells if len(cells) >= 3 else []
     return [c.strip() for c in next(csv.reader([line], delimiter=mark), [])]
 
 
@@ -134,31 +181,49 @@ def read(source: Source) -> Found:
 
 
 def _rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    if source.head.lstrip()[:1] in ("{", "["):
+    head = source.head.lstrip()
+    if head[:1] in ("{", "["):
         yield from _json_rows(source, table)
         return
+    lines = source.head.splitlines()[:200]
+    pairs = bool(_pair_names(lines))
+    markdown = not pairs and any(_is_markdown_rule(x) for x in lines)
     names: list[str] = []
-    mark = ","
+    above, mark = "", "|"
     for number, line in source.lines():
         table.num_lines = number
-        if not line.strip() or _RULE.match(line) or line.lstrip().startswith("#"):
-            continue
-        if not names:
-            mark = _separator(line)
-            cells = _cells(line, mark)
-            if len(cells) >= 2:
-                names = cells
+        if markdown and _is_markdown_rule(line):
+            names = _cells(above, "|")
+            table.columns |= {n: guess_column(n) for n in names}
+        elif line.strip() and not _RULE.match(line) and not line.lstrip().startswith("#"):
+            if pairs:
+                row = dict(_PAIR.findall(line))
+                table.columns |= {n: guess_column(n) for n in row if n not in table.columns}
+            elif not names and not markdown:
+                mark = _separator(line)
+                names = _cells(line, mark)
                 table.columns = {n: guess_column(n) for n in names}
-            continue
-        cells = _cells(line, mark)
-        if len(cells) < 2 or len(cells) > len(names) + 1 or table.num_rows >= MAX_ROWS:
-            table.num_skipped += 1
-            table.skipped = [*table.skipped, line.strip()[:200]][:5]
-            continue
-        table.num_rows += 1
-        yield number, dict(zip(names, cells, strict=False))
-    if table.num_rows >= MAX_ROWS:
-        table.notes.append(f"Only the first {MAX_ROWS:,} rows were read.")
+                row = None
+            else:
+                row = _row_of(line, names, mark)
+            if row:
+                table.num_rows += 1
+                yield number, row
+            elif row is not None and not markdown:
+                table.num_skipped += 1
+                table.skipped = [*table.skipped, line.strip()[:200]][:5]
+        above = line
+        if table.num_rows >= MAX_ROWS:
+            table.notes.append(f"Only the first {MAX_ROWS:,} rows were read.")
+            return
+
+
+def _row_of(line: str, names: list[str], mark: str) -> dict[str, str]:
+    """The cells of a row by column, {} where the line is none (a header above its rule, prose)."""
+    cells = _cells(line, mark) if mark != "|" or line.count("|") >= 2 else []
+    if len(cells) < 2 or not names or len(cells) > len(names) + 1:
+        return {}
+    return dict(zip(names, cells, strict=False))
 
 
 def _json_rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
