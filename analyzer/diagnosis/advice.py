@@ -11,6 +11,12 @@ from analyzer.diagnosis.findings import Step
 from analyzer.diagnosis.quantities import Quantities
 
 GIB = 2**30
+SLOT_KNOBS = {
+    "sglang": "--max-running-requests",
+    "tensorrt-llm": "max_batch_size",
+    "triton": "max_batch_size",
+    "tgi": "--max-concurrent-requests",
+}
 
 
 def cap_running(q: Quantities) -> Step | None:
@@ -19,9 +25,11 @@ def cap_running(q: Quantities) -> Step | None:
         return None
     n = q.fits.value
     each = q.lengths.blocks(q.pool)
-    knob = "--max-running-requests" if q.engine == "sglang" else "--max-num-seqs"
+    knob = SLOT_KNOBS.get(q.engine, "--max-num-seqs")
     numbers: dict[str, int | float | str | None] = {"max_num_seqs": n}
     effect = f"no preemption at {q.fits.basis}"
+    if "held" in q.fits.basis:
+        effect = f"what fits at {q.fits.basis}; requests that grow longer need fewer, and their lengths settle how many"
     if each and q.pool.usable_blocks and "stated" in q.fits.at:
         effect = f"no preemption by construction: {n} x {each} = {n * each:,} of {q.pool.usable_blocks:,} blocks"
         numbers["blocks"] = n * each

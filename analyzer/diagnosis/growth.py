@@ -14,7 +14,7 @@ import numpy as np
 from analyzer.diagnosis.series import Array, Series, stretches
 
 ROUNDING_FRAC = 0.0005  # a usage is printed with a tenth of a per cent: half of it either way
-MIN_GROWTH_FRAC = 0.004
+MIN_GROWTH_FRAC = 0.008
 MIN_STAIR_FRAC = 0.01
 MAX_INTERVAL_S = 90.0  # in a longer time requests end and others take their place unseen
 MAX_AHEAD = 10.0
@@ -62,6 +62,7 @@ def decode_stretches(series: Series) -> list[Array]:
         return []
     t, u = series.t_s[at], series.usage[at]
     running, prompt = series.running[at], series.prompt[at]
+    waiting = series.waiting[at]  # who waits takes what others free, unseen
     evicted = np.nan_to_num(series.col("num_preempted")[at])[1:] > 0
     evicted |= np.diff(series.col("preemptions_total")[at]) > 0
     gap = np.diff(t)
@@ -72,6 +73,7 @@ def decode_stretches(series: Series) -> list[Array]:
         & (running[1:] > 0)
         & ~(prompt[1:] > 0)
         & (series.generation[at][1:] > 0)
+        & ~(np.maximum(waiting[1:], waiting[:-1]) > 0)
         & (gap > 0)
         & (gap <= min(2.5 * usual, MAX_INTERVAL_S))
         & ~evicted

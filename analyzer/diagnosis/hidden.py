@@ -20,6 +20,7 @@ from traces.evidence.evidence import Line
 
 NEAR_WALL_FRAC = 0.95
 COLLAPSE = 3.0  # generation before the wall over generation after it
+MIN_MOVES = 2
 DEFAULT_BUDGET = 8192  # vLLM V1 API server on large GPUs; 2,048 on others
 
 
@@ -72,7 +73,9 @@ def find_hidden(series: Series, pool: Pool, budget: float | None) -> Hidden | No
     drops = np.flatnonzero(near & same & idle & fell) + 1
     lost = running[:-1] - running[1:]
     moved = near & idle & (lost > 0) & (waiting[1:] - waiting[:-1] == lost)
-    queued = int(lost[moved].sum())
+    unmatched = near & (lost > 0) & ~moved
+    sure = moved.sum() >= MIN_MOVES + 1 or (moved.sum() >= MIN_MOVES and not unmatched.any())
+    queued = int(lost[moved].sum()) if sure else 0  # one alone may be an end and an arrival
     if not len(drops) and not queued:
         return None
     if not len(drops):

@@ -81,6 +81,7 @@ def count_preemptions(
         or _by_swaps(evidence)
         or _by_warnings(evidence, ranks)
         or _by_fact(evidence)
+        or _by_table(evidence)
         or _by_iterations(ranks, pool)
         or _by_signature(evidence, ranks, pool)
         or _by_resumes(evidence)
@@ -184,27 +185,22 @@ def _by_column(ranks: Sequence[Series]) -> Preemptions | None:
 
 def merge_copies(notices: Sequence[Notice]) -> list[Notice]:
     """Events without the copies that other TP ranks print: the same values within a second."""
-    kept: list[tuple[Notice, Hashable]] = []
+    kept: list[Notice] = []
+    last: dict[Hashable, float | None] = {}
     for notice in notices:
-        key = (
-            tuple(
-                sorted(
-                    (k, v)
-                    for k, v in notice.values.items()
-                    if k not in ("tp_rank", "process", "copies")
-                )
-            ),
-            notice.count,
-            notice.rank,
-        )
-        close = any(
-            other == key
-            and (n.t_s is None or notice.t_s is None or abs(n.t_s - notice.t_s) <= 1.0)
-            for n, other in kept
-        )
-        if not close or not notice.values:
-            kept.append((notice, key))
-    return [n for n, _ in kept]
+        told = [
+            (k, v)
+            for k, v in notice.values.items()
+            if k not in ("tp_rank", "process", "copies")
+        ]
+        key = (tuple(sorted(told)), notice.count, notice.rank)
+        before = last.get(key, -np.inf)
+        close = before is None or notice.t_s is None or abs(notice.t_s - before) <= 1.0
+        if told and key in last and close:
+            continue
+        last[key] = notice.t_s
+        kept.append(notice)
+    return kept
 
 
 def _by_retractions(evidence: Evidence) -> Preemptions | None:
@@ -362,6 +358,17 @@ def _by_fact(evidence: Evidence) -> Preemptions | None:
     if not isinstance(stated.value, int | float):
         return None
     return Preemptions(int(stated.value), int(stated.value), KNOWN, "as stated", lines=lines)
+
+
+def _by_table(evidence: Evidence) -> Preemptions | None:
+    """The sum over the runs of a table."""
+    counts = [
+        int(c) for r in evidence.sweeps if isinstance(c := r.get("preemptions"), int | float)
+    ]
+    if not counts:
+        return None
+    how = f"the sum over {len(counts)} runs of a table, as stated"
+    return Preemptions(sum(counts), sum(counts), KNOWN, how)
 
 
 def _by_iterations(ranks: Sequence[Series], pool: Pool) -> Preemptions | None:

@@ -117,6 +117,7 @@ def find_starved(series: Series) -> Still | None:
     """The longest run of samples where requests wait, none runs and the pool is empty; or None."""
     usage = np.nan_to_num(series.usage, nan=0.0)
     starved = (series.running == 0) & (series.waiting > 0) & (usage <= EMPTY_FRAC)
+    starved &= ~(series.swapped > 0)
     made = np.nan_to_num(series.generation, nan=0.0)
     best: Still | None = None
     for first, last in stretches(starved):

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from analyzer.diagnosis.advice import present, shed_load
+from analyzer.diagnosis.advice import SLOT_KNOBS, present, shed_load
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
@@ -15,6 +15,11 @@ ROOM_FRAC = 0.9  # below it there is room for those that wait
 MIN_SLOTS = 4
 USUAL_LIMITS = (64, 128, 256, 512, 1024)  # defaults of max_num_seqs and its kin
 HEAD_FRAC = 0.3  # below it a head that does not fit would need most of the pool
+BY_DEFAULT = (
+    "tensorrt-llm",
+    "triton",
+    "tgi",
+)  # reserve the longest output where no policy is stated
 RESERVING = ("tensorrt-llm", "triton", "tgi", "sglang", "lmdeploy")
 
 
@@ -88,7 +93,11 @@ def find_reservation(q: Quantities) -> Finding | None:
         return None
     queue = waiters(q)
     series = q.main
-    if queue is None or series is None or queue.usage > 0.75 or at_slot_limit(q, queue):
+    if queue is None or series is None or queue.usage > 0.75:
+        return None
+    limit = at_slot_limit(q, queue)
+    stated = q.number("max_num_seqs") is not None or limit in USUAL_LIMITS
+    if limit and (stated or q.engine not in BY_DEFAULT):
         return None
     each, blocks = reserved_blocks(q), q.pool.usable_blocks
     if each and blocks and each * (queue.most_running + 1) <= blocks:
@@ -404,11 +413,7 @@ def find_slots(q: Quantities) -> Finding | None:
         return None
     stated = q.number("max_num_seqs") is not None
     fit = int(queue.most_running * 0.98 / queue.usage) if queue.usage > 0.005 else None
-    knob = {
-        "sglang": "--max-running-requests",
-        "tensorrt-llm": "max_batch_size",
-        "triton": "max_batch_size",
-    }.get(q.engine, "--max-num-seqs")
+    knob = SLOT_KNOBS.get(q.engine, "--max-num-seqs")
     step = Step(
         f"{knob} {fit}" if fit else f"a higher {knob}",
         f"{fit - limit if fit else 'more'} more run at the length that they hold now; usage goes from {percent(queue.usage)} to about 98 %",

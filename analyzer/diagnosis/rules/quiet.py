@@ -110,6 +110,37 @@ def find_other_pool(q: Quantities) -> Finding | None:
     )
 
 
+def find_derived_size(q: Quantities) -> Finding | None:
+    """Blocks times block size that are not the tokens that are stated."""
+    blocks, size, tokens = (
+        q.number("pool_blocks"),
+        q.number("block_size"),
+        q.number("pool_tokens"),
+    )
+    if not blocks or not size or not tokens or abs(tokens / (blocks * size) - 1) < 0.1:
+        return None
+    return Finding(
+        "HYBRID_OVERHEAD",
+        "low",
+        f"{blocks:,.0f} blocks of {size:.0f} are {blocks * size:,.0f} tokens, and {tokens:,.0f} are stated (x {tokens / (blocks * size):.2f}): "
+        "a derived size of a hybrid model.",
+        (
+            Proof(
+                f"pool in tokens {tokens:,.0f}, blocks x block size {blocks * size:,.0f}",
+                {"pool_tokens": tokens, "blocks_times_size": blocks * size},
+                q.lines("pool_tokens", "pool_blocks"),
+            ),
+        ),
+        (
+            Step(
+                "plan with usage at two concurrencies, not with either number",
+                "gives the fixed cost and the cost a token",
+            ),
+        ),
+        ("num_gpu_blocks x block_size, or the printed size over the length",),
+    )
+
+
 def _misleads(q: Quantities, tokens: float, printed: float, factor: float) -> Finding | None:
     series, slope = q.main, q.slope
     if series is None or slope is None:
@@ -506,16 +537,12 @@ def exclude_not_kv(q: Quantities) -> str | None:
 
 def find_no_pressure(q: Quantities) -> Finding | None:
     series = q.main
-    if series is None or q.max_usage is None or q.silent_end:
+    if series is None or q.max_usage is None or q.silent_end or not q.has("waiting"):
         return None
     waiting = series.waiting[np.isfinite(series.waiting)]
     if (len(waiting) and waiting[-1] > 0) or q.preemptions.some:
         return None
-    if (
-        q.hidden is not None
-        or q.starved is not None
-        or (q.full_sample is not None and len(series) > 1 and q.full_frac > 0.5)
-    ):
+    if q.hidden is not None or q.starved is not None or q.full_frac > 0.5:
         return None
     wall = q.wall if q.full_sample is None else None
     last = len(series) - 1
@@ -592,11 +619,21 @@ def find_insufficient(q: Quantities) -> Finding | None:
         said += "; whether it will preempt needs lengths and arrivals."
     first = missing[0] if missing else Missing("more samples", "the same for a longer time")
     proofs: tuple[Proof, ...] = ()
+    limit = q.number("max_model_len")
+    if limit and q.pool.tokens and limit > q.pool.tokens:
+        text = f"max_model_len {limit:,.0f} is {limit / q.pool.tokens:.2f} x the pool: a request between the two would wait for ever"
+        proofs += (
+            Proof(
+                text,
+                {"times": round(limit / q.pool.tokens, 2)},
+                q.lines("max_model_len", "pool_tokens"),
+            ),
+        )
     if q.pool.tokens:
         text = f"{q.pool.tokens:,} tokens: {q.pool.how}" + (
             "; " + "; ".join(q.pool.checks) if q.pool.checks else ""
         )
-        proofs = (
+        proofs += (
             Proof(
                 text, {"pool_tokens": q.pool.tokens, "pool_blocks": q.pool.blocks}, q.pool.lines
             ),
@@ -646,6 +683,16 @@ RULES = (
             "RESERVATION_BLOCKED",
             "NOT_KV",
         ),
+    ),
+    Rule(
+        "size-is-derived",
+        "HYBRID_OVERHEAD",
+        115,
+        ("pool",),
+        find_derived_size,
+        "For hybrid models the printed tokens are concurrency x max_model_len and blocks are pages of several layer groups: neither is "
+        "what a request can use.",
+        "vllm#40691, #52520, vllm PR#38364",
     ),
     Rule(
         "more-sent-than-fits",

@@ -13,7 +13,7 @@ from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.series import Series
-from traces.evidence.evidence import Line, Notice
+from traces.evidence.evidence import Line, Notice, Value
 
 MEMORY_KNOBS = "gpu_memory_utilization and max_num_seqs: no capacity knob repairs an engine that takes no steps"
 
@@ -423,21 +423,32 @@ def find_unstartable(q: Quantities) -> Finding | None:
     if not refused and not (starts is not None and starts.value is False):
         return None
     limit, tokens = q.number("max_model_len"), q.pool.tokens
+    said: dict[str, Value] = {k: v for n in refused for k, v in n.values.items()}
+    fits = said.get("fits_tokens") or tokens
     text = "the pool cannot hold one request of max_model_len, so the engine did not start"
-    steps = []
-    if limit and tokens and limit > tokens:
-        text = f"max_model_len {limit:,.0f} is above the pool's {tokens:,} tokens: the engine did not start"
+    steps: list[Step] = []
+    if limit and isinstance(fits, int) and limit > fits:
+        text = f"max_model_len {limit:,.0f} is above the {fits:,} tokens that fit: the engine did not start"
         steps.append(
             Step(
-                f"--max-model-len {tokens}",
-                f"{limit - tokens:,.0f} tokens less, and it starts",
-                {"max_model_len": tokens},
+                f"--max-model-len {fits}",
+                f"{limit - fits:,.0f} tokens less, and it starts",
+                {"max_model_len": fits},
             )
         )
-    first = Step(
-        "turn chunked prefill on (a bounded profile run), where it is off",
-        "the profile run of a long prompt takes its activation memory from the pool",
-    )
+    needed, had = said.get("needed_bytes"), said.get("kv_bytes")
+    if isinstance(needed, int | float) and isinstance(had, int | float) and had:
+        steps.append(
+            Step(
+                f"{needed / 2**30:.2f} GiB of KV (a higher gpu_memory_utilization, more devices, or fp8 KV)",
+                f"{(needed - had) / 2**30:.2f} GiB more than there are: x {needed / had:.2f}",
+                {"kv_bytes": needed, "times": round(needed / had, 2)},
+            )
+        )
+    if q.is_v0:
+        first = "turn chunked prefill on (a bounded profile run), where it is off"
+        why = "the profile run of a long prompt takes its activation memory from the pool"
+        steps.insert(0, Step(first, why))
     return Finding(
         "OVERSIZE_REQUEST",
         "medium",
@@ -445,11 +456,15 @@ def find_unstartable(q: Quantities) -> Finding | None:
         (
             Proof(
                 text[0].upper() + text[1:],
-                {"max_model_len": limit, "pool_tokens": tokens},
+                {
+                    "max_model_len": limit,
+                    "fits_tokens": fits if isinstance(fits, int) else None,
+                },
                 tuple(n.at for n in refused[:2]),
             ),
         ),
-        (first, *steps),
+        tuple(steps)
+        or (Step("a smaller max_model_len, or more memory for the pool", "it starts"),),
         facts={"starts": False},
     )
 

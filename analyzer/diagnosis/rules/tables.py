@@ -11,6 +11,7 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 
 Row = dict[str, float]
+RATES = ("generation_tokens_per_s", "requests_per_s")
 
 
 def find_preempting_runs(q: Quantities) -> Finding | None:
@@ -51,6 +52,12 @@ def find_preempting_runs(q: Quantities) -> Finding | None:
         )
     least, step = _least_setting(q.sweeps)
     facts |= least
+    calm = _largest_calm(q.sweeps)
+    if calm is not None:
+        name, most, rate = calm
+        facts.setdefault("safe_concurrency", most)
+        effect = "no preemption in the table" + (f", {rate}" if rate else "")
+        steps.append(Step(f"{name} {most}", effect, {name: most}))
     each = 1000 * worst["preemptions"] / requests if requests else None
     severity = "medium" if each is not None and each < 200 else "high"
     return Finding(
@@ -73,6 +80,22 @@ def _run_proof(row: Row, num: int, total: int) -> Proof:
     shown = {k: v for k, v in row.items() if v == v}
     text = ", ".join(f"{k} {v:g}" for k, v in list(shown.items())[:7])
     return Proof(f"The worst of {num} preempting runs (of {total}): {text}", shown)
+
+
+def _largest_calm(rows: list[Row]) -> tuple[str, int, str] | None:
+    """The largest concurrency of the table below all that preempt, and its rate against the best."""
+    for name in ("clients", "max_num_seqs", "num_running"):
+        known = [r for r in rows if name in r and "preemptions" in r]
+        hit = [r[name] for r in known if r["preemptions"] > 0]
+        calm = [r for r in known if r["preemptions"] == 0 and hit and r[name] < min(hit)]
+        if not calm:
+            continue
+        best = max(calm, key=lambda r: r[name])
+        rate = next((n for n in RATES if all(n in r for r in known)), None)
+        top = max(r[rate] for r in known) if rate else 0.0
+        text = f"{100 * best[rate] / top:.0f} % of the best rate" if rate and top else ""
+        return name, int(best[name]), text
+    return None
 
 
 def _least_setting(rows: list[Row]) -> tuple[dict[str, Any], Step | None]:
@@ -118,17 +141,16 @@ def find_knee(q: Quantities) -> Finding | None:
     rows = sorted((r for r in q.sweeps if "clients" in r), key=lambda r: r["clients"])
     if len(rows) < 3 or any(r.get("preemptions", 0) > 0 for r in rows):
         return None
-    name = next(
-        (n for n in ("generation_tokens_per_s", "requests_per_s") if all(n in r for r in rows)),
-        None,
-    )
+    name = next((n for n in RATES if all(n in r for r in rows)), None)
     usage = [r["kv_usage_frac"] for r in rows if "kv_usage_frac" in r]
-    if name is None or not usage:
+    if name is None:
         return None
     rate = np.array([r[name] for r in rows])
     knee = next((i for i in range(1, len(rows)) if rate[i] < 1.05 * rate[i - 1]), None)
     if knee is None:
         return None
+    if not usage:
+        return _knee_without_usage(rows, knee, rate)
     top = max(usage)
     running = [r["num_running"] for r in rows[knee - 1 :] if "num_running" in r]
     clients = rows[knee]["clients"]
@@ -164,6 +186,37 @@ def find_knee(q: Quantities) -> Finding | None:
     )
 
 
+def _knee_without_usage(rows: list[Row], knee: int, rate: np.ndarray) -> Finding:
+    at, beyond = rows[knee - 1]["clients"], rows[knee]["clients"]
+    return Finding(
+        "INSUFFICIENT_EVIDENCE",
+        "low",
+        f"Throughput stops growing at {at:.0f} at once, and the table does not say whether the pool was full.",
+        (
+            Proof(
+                f"From {at:.0f} to {beyond:.0f} at once the rate goes from {rate[knee - 1]:,.1f} to {rate[knee]:,.1f}",
+                {"knee": at},
+            ),
+        ),
+        (
+            Step(
+                f"send at most {at:.0f} at once",
+                "the same rate, shorter waits",
+                {"clients": at},
+            ),
+        ),
+        (),
+        (),
+        (
+            Missing(
+                "usage and preemptions of each run",
+                "vllm:kv_cache_usage_perc and vllm:num_preemptions_total before and after each run",
+            ),
+        ),
+        {"knee_clients": at},
+    )
+
+
 RULES = (
     Rule(
         "runs-that-preempt",
@@ -193,6 +246,15 @@ RULES = (
         lambda q: _only(find_knee(q), "SLOT_LIMIT"),
         "Throughput stops growing with Running at one number and room in the pool.",
         "vllm#26850",
+    ),
+    Rule(
+        "knee-without-usage",
+        "INSUFFICIENT_EVIDENCE",
+        199,
+        ("sweeps",),
+        lambda q: _only(find_knee(q), "INSUFFICIENT_EVIDENCE"),
+        "A knee of throughput alone says where, not why.",
+        "user needs, question 14",
     ),
     Rule(
         "knee-with-room",
