@@ -3,11 +3,38 @@
 from __future__ import annotations
 
 from analyzer.diagnosis.rule import Rule
-from analyzer.diagnosis.rules import capacity, limits, quiet, stopped, tables
+from analyzer.diagnosis.rules import (
+    balance,
+    capacity,
+    faults,
+    hung,
+    hybrid,
+    limits,
+    notes,
+    oversize,
+    quiet,
+    reserved,
+    swapped,
+    tables,
+    thrash,
+)
+
+_FILES = (
+    balance,
+    capacity,
+    faults,
+    hung,
+    hybrid,
+    limits,
+    notes,
+    oversize,
+    quiet,
+    reserved,
+    swapped,
+    tables,
+    thrash,
+)
 
 RULES: tuple[Rule, ...] = tuple(
-    sorted(
-        (*stopped.RULES, *limits.RULES, *capacity.RULES, *quiet.RULES, *tables.RULES),
-        key=lambda rule: rule.order,
-    )
+    sorted((rule for file in _FILES for rule in file.RULES), key=lambda rule: rule.order)
 )

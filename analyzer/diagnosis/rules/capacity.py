@@ -1,4 +1,4 @@
-"""The pool is full: running requests are evicted, the same ones again and again, or others wait outside."""
+"""The pool is full: running requests are evicted, or others wait outside."""
 
 from __future__ import annotations
 
@@ -17,54 +17,14 @@ from analyzer.diagnosis.advice import (
 from analyzer.diagnosis.findings import KNOWN, UNKNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
-
-WALL_FRAC = 0.9
-RECOMPUTE_TIMES = 10.0  # recompute over generation from which the machine does little else
-COUNTER = Missing(
-    "the number of preemptions",
-    "two scrapes of vllm:num_preemptions_total (V1 prints none in its log)",
+from analyzer.diagnosis.rules.proofs import (
+    COUNTER,
+    WALL_FRAC,
+    ask_for_capacity,
+    held_proof,
+    preemption_proof,
+    recompute_proof,
 )
-
-
-def held_proof(q: Quantities) -> tuple[Proof, ...]:
-    """What a running request holds, and how many fit."""
-    if q.held is None or q.main is None:
-        return ()
-    h = q.held
-    text = f"{h.running} running requests hold {percent(h.usage)} of the pool, {percent(h.frac, 2)} each"
-    numbers: dict[str, float | int | str | None] = {
-        "running": h.running,
-        "usage_frac": h.usage,
-        "held_frac": round(h.frac, 5),
-    }
-    if h.tokens:
-        text += f" ({h.tokens:,.0f} tokens)"
-        numbers["held_tokens"] = round(h.tokens)
-    each = q.lengths.blocks(q.pool)
-    if q.fits.value is not None:
-        text += f"; {q.fits.value} fit to their end at {q.fits.basis}"
-        numbers["safe_concurrency"] = q.fits.value
-        if each and "stated" in q.fits.at:
-            text += f" ({each} blocks each)"
-            numbers["blocks_per_request"] = each
-    return (Proof(text, numbers, q.main.lines(h.sample)),)
-
-
-def preemption_proof(q: Quantities) -> Proof:
-    """How many preemptions, how that is known, and when."""
-    p = q.preemptions
-    text = f"Preemptions: {p.text()} ({p.kind}: {p.how})"
-    if p.first_s is not None and q.clock(p.first_s):
-        text += f", the first at {q.clock(p.first_s)}"
-    if p.per_s is not None:
-        low, high = p.per_s
-        rate = (
-            f"{low:.2g}"
-            if abs(high - low) < 0.05 * max(high, 1e-9)
-            else f"{low:.2g} to {high:.2g}"
-        )
-        text += f", {rate} a second"
-    return Proof(text, {"low": p.low, "high": p.high, "kind": p.kind}, p.lines)
 
 
 def find_preemption(q: Quantities) -> Finding | None:
@@ -98,8 +58,8 @@ def find_preemption(q: Quantities) -> Finding | None:
             if q.max_usage is not None
             else "."
         ),
-        (preemption_proof(q), *held_proof(q), *_pause_proof(q)),
-        steps or (_ask_for_capacity(),),
+        (preemption_proof(q), *held_proof(q), *recompute_proof(q)),
+        steps or (ask_for_capacity(),),
         _useless(q, swap),
         inferred,
         _unknowns(q),
@@ -141,22 +101,6 @@ def _sequences(q: Quantities) -> int:
     )
 
 
-def _pause_proof(q: Quantities) -> tuple[Proof, ...]:
-    p = q.preemptions
-    if p.recomputed_low is None or p.recomputed_kind == UNKNOWN:
-        return ()
-    high = p.recomputed_high
-    span = f"{p.recomputed_low:,}" + (
-        f" to {high:,}" if high not in (None, p.recomputed_low) else ""
-    )
-    return (
-        Proof(
-            f"Tokens computed again: {span} ({p.recomputed_kind})",
-            {"low": p.recomputed_low, "high": high},
-        ),
-    )
-
-
 def _conservativeness(q: Quantities) -> Step:
     ratios = [
         float(v)
@@ -175,13 +119,6 @@ def _conservativeness(q: Quantities) -> Step:
         "--schedule-conservativeness 1.3, or declare realistic max_new_tokens",
         f"lifts the share of max_new_tokens that is reserved by 30 %{told}; fewer than one retraction a minute needs nothing",
         {"factor": 1.3},
-    )
-
-
-def _ask_for_capacity() -> Step:
-    return Step(
-        "add the start-up lines and the request lengths",
-        "then the number that can run without preemption follows",
     )
 
 
@@ -230,118 +167,6 @@ def exclude_preemption(q: Quantities) -> str | None:
     return None
 
 
-def find_thrash(q: Quantities) -> Finding | None:
-    hidden, series = q.hidden, q.main
-    if hidden is None or series is None or not hidden.thrash:
-        return _known_thrash(q)
-    p = q.preemptions
-    h = hidden.hidden_tokens or 0.0
-    index = hidden.interval or 0
-    gap = float(series.gaps_s[index]) if np.isfinite(series.gaps_s[index]) else 0.0
-    made = float(series.generation[index]) * gap
-    before, after = hidden.before or 0.0, hidden.after or 0.0
-    running = int(series.running[index])
-    proofs = (
-        Proof(
-            f"In {gap:.0f} s usage grew by {h + made:,.0f} tokens while about {made:,.0f} were generated: "
-            f"{h:,.0f} tokens of prefill are counted nowhere",
-            {"hidden_tokens": round(h), "generated": round(made)},
-            series.lines(index - 1, index),
-        ),
-        Proof(
-            f"Generation fell from {before:,.1f} to {after:,.1f} tokens/s (x {after / before:.2f}) with "
-            f"Running {running} unchanged",
-            {"before": round(before, 1), "after": round(after, 1)},
-            series.lines(hidden.drops[0] - 1, hidden.drops[0]),
-        ),
-        preemption_proof(q),
-        *held_proof(q),
-    )
-    return Finding(
-        "THRASH_PREFILL_READMIT",
-        "high",
-        f"The same requests are evicted and admitted again: generation fell from {before:,.1f} to {after:,.1f} "
-        f"tokens/s at the wall, {p.text()} preemptions.",
-        proofs,
-        _thrash_steps(q, running),
-        (
-            f"--max-num-seqs {max(running - 1, 1)}: it only moves the wall to "
-            + (
-                f"{q.pool.tokens // max(running - 1, 1):,} tokens a request"
-                if q.pool.tokens
-                else "later"
-            ),
-            "reading 'no preemption text' as no preemption: V1 prints none",
-        ),
-        (
-            f"preemptions: {hidden.how}",
-            "hidden prefill = growth of usage x pool - generated tokens",
-        ),
-        (COUNTER,) if q.preemptions.kind != KNOWN else (),
-        {
-            "generation_before": round(before, 1),
-            "generation_after_median": round(after, 1),
-            "hidden_prefill_tokens": round(h),
-            "victim_tokens": round(hidden.victim_tokens) if hidden.victim_tokens else None,
-        },
-    )
-
-
-def _known_thrash(q: Quantities) -> Finding | None:
-    """Counted preemptions whose recompute is several times what is generated, with the same few running."""
-    p, series, held = q.preemptions, q.main, q.held
-    if series is None or held is None or p.kind != KNOWN or p.per_s is None or not p.low:
-        return None
-    if p.recomputed_high == 0 or not held.tokens or p.low < 2 * held.running:
-        return None
-    at = series.valid(series.generation, series.usage)
-    at = at[series.usage[at] >= WALL_FRAC]
-    if not len(at):
-        return None
-    made = float(np.median(series.generation[at]))
-    span = (p.last_s or 0.0) - (p.first_s or 0.0)
-    again = p.per_s[0] * held.tokens
-    if p.recomputed_low is not None and span > 0:
-        again = p.recomputed_low / span
-    if made <= 0 or again < RECOMPUTE_TIMES * made:
-        return None
-    return Finding(
-        "THRASH_PREFILL_READMIT",
-        "high",
-        f"The same requests are evicted and admitted again: {p.text()} preemptions with {held.running} running, about "
-        f"{again:,.0f} tokens/s computed again against {made:,.0f} generated.",
-        (preemption_proof(q), *held_proof(q), *_pause_proof(q)),
-        _thrash_steps(q, held.running),
-        (),
-        ()
-        if p.recomputed_low is not None
-        else ("tokens computed again: preemptions a second x held tokens",),
-        (),
-        {"recomputed_tokens_per_s": round(again)},
-    )
-
-
-def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
-    version = q.word("version")
-    gate = Step(
-        "admit a request only when its whole sequence fits (scheduler_reserve_full_isl; the default of newer vLLM)",
-        f"{max(running - 1, 1)} running and 1 waiting on the same pool, and one preemption instead of a cycle"
-        + (f"; this is {version}" if version else ""),
-        {"running": max(running - 1, 1)},
-    )
-    more = []
-    if q.pool.tokens and q.wall is not None and q.wall.per_s:
-        seconds = 0.01 * q.pool.tokens / q.wall.per_s
-        more.append(
-            Step(
-                "a pool 1 % larger",
-                f"puts the wall off by {seconds:.0f} s",
-                {"seconds": round(seconds)},
-            )
-        )
-    return (gate, *present(cap_running(q), grow_pool(q)), *more)
-
-
 def find_queue(q: Quantities) -> Finding | None:
     series = q.main
     if series is None:
@@ -378,7 +203,7 @@ def find_queue(q: Quantities) -> Finding | None:
         + ("not proven." if unknown else f"{q.preemptions.text()}."),
         (proof, *held_proof(q), *_refusals(q)),
         present(shed_load(q), remove_override(q), suggested_memory(q), raise_utilization(q))
-        or (_ask_for_capacity(),),
+        or (ask_for_capacity(),),
         tuple(useless),
         (),
         (COUNTER,) if unknown else (),
@@ -413,22 +238,6 @@ def exclude_queue(q: Quantities) -> str | None:
 
 
 RULES = (
-    Rule(
-        "thrash",
-        "THRASH_PREFILL_READMIT",
-        70,
-        ("usage", "running", "generation"),
-        find_thrash,
-        "KV that grows faster than tokens are generated is prefill that was done before: a resumed request "
-        "computes its KV again and no throughput counts it.",
-        "vllm#18115, vllm PR#21809; vllm/v1/core/sched/scheduler.py",
-        lambda q: (
-            "generation does not collapse at the wall"
-            if q.full_sample is not None and q.hidden is None
-            else None
-        ),
-        ("CAPACITY_PREEMPTION", "CAPACITY_QUEUE", "NOT_KV", "NO_PRESSURE_YET"),
-    ),
     Rule(
         "preemption",
         "CAPACITY_PREEMPTION",

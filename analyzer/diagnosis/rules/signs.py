@@ -1,0 +1,190 @@
+"""Signs that several rules look for: a queue before room, the wall ahead, silence, errors that end an engine."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.diagnosis.findings import Proof
+from analyzer.diagnosis.quantities import Quantities
+from traces.evidence.evidence import Line, Notice
+
+ROOM_FRAC = 0.9  # below it there is room for those that wait
+
+
+FREE_FRAC = 0.9
+
+
+MIN_SLOTS = 4
+
+
+USUAL_LIMITS = (64, 128, 256, 512, 1024)  # defaults of max_num_seqs and its kin
+
+
+OTHER_CAUSES = (
+    "NOT_KV",
+    "NO_PRESSURE_YET",
+    "SLOT_LIMIT",
+    "PREFILL_BOUND",
+    "HOL_CAPACITY",
+    "CAPACITY_QUEUE",
+)
+
+
+CALM = ("NO_PRESSURE_YET", "NOT_KV")
+
+
+@dataclass(frozen=True)
+class Waiters:
+    """Samples with a queue although there is room. at: their indices; usage, running, waiting: medians there;
+    most_running: of all samples; share: of the samples; prompts: prompt tokens a second there; generation: output tokens a second, median."""
+
+    at: np.ndarray
+    usage: float
+    running: float
+    waiting: float
+    most_running: int
+    share: float
+    prompts: np.ndarray
+    generation: float | None
+
+
+def waiters(q: Quantities) -> Waiters | None:
+    """A queue before a pool with room, for at least half of the samples that have a queue; or None."""
+    series = q.main
+    if series is None:
+        return None
+    at = series.valid(series.usage, series.waiting)
+    queued = at[series.waiting[at] > 0]
+    if not len(queued):
+        return None
+    room = queued[series.usage[queued] < ROOM_FRAC]
+    if 2 * len(room) < len(queued):
+        return None
+    running = series.running[room]
+    deferred = np.nan_to_num(series.col("num_deferred")[room])
+    if np.median(series.waiting[room] - deferred) <= 0:
+        return None
+
+    def median(values: np.ndarray) -> float | None:
+        known = values[np.isfinite(values)]
+        return float(np.median(known)) if len(known) else None
+
+    return Waiters(
+        room,
+        float(np.median(series.usage[room])),
+        median(running) or 0.0,
+        float(np.median(series.waiting[room])),
+        int(np.nanmax(series.running)) if np.isfinite(series.running).any() else 0,
+        len(room) / max(len(at), 1),
+        series.prompt[room],
+        median(series.generation[room]),
+    )
+
+
+def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
+    """The limit on running requests that binds: as stated, or Running that never moves while a queue waits."""
+    limit = q.number("max_num_seqs")
+    if q.is_v0 and limit and q.lengths.sequences > 1:
+        limit //= q.lengths.sequences
+    if limit:
+        return (
+            int(limit)
+            if queue.most_running >= limit and queue.running >= 0.95 * limit
+            else None
+        )
+    series = q.main
+    if series is None:
+        return None
+    running = series.running[queue.at]
+    flat = len(running) >= 3 and np.ptp(running) == 0 and running[0] == queue.most_running
+    flat = flat and queue.most_running >= MIN_SLOTS
+    if queue.most_running in USUAL_LIMITS and len(running):
+        return queue.most_running if (running == queue.most_running).mean() >= 0.5 else None
+    if flat and not prompts_bind(queue):
+        return queue.most_running
+    return None
+
+
+def prompts_bind(queue: Waiters) -> bool:
+    """Whether prompt tokens flow at a rate that takes the machine: steady, and well above what is generated."""
+    flow = queue.prompts[np.isfinite(queue.prompts)]
+    if not len(flow) or (flow > 0).mean() < 0.6:
+        return False
+    return float(np.median(flow)) >= max(2 * (queue.generation or 0.0), 200.0)
+
+
+def near_wall(q: Quantities, last: int) -> bool:
+    """Whether the pool was full, or would be within three usual periods after that sample."""
+    series = q.main
+    if series is None:
+        return False
+    if series.usage[last] >= 0.985:
+        return True
+    if q.wall is None or q.wall.observed is not None or not q.period_s:
+        return False
+    return (
+        series.usage[last] >= 0.7 and q.wall.low_s - float(series.t_s[last]) <= 3 * q.period_s
+    )
+
+
+def silence_proof(q: Quantities) -> tuple[Proof, ...]:
+    found = []
+    for gap in q.gaps[-1:]:
+        until = (
+            f" until {gap.ended_by.kind.replace('_', ' ')} at {q.clock(gap.to_s)}"
+            if gap.ended_by
+            else ""
+        )
+        lines = q.main.lines(gap.before) if q.main is not None else ()
+        found.append(
+            Proof(
+                f"No statistics for {gap.length_s:.0f} s after {q.clock(gap.from_s)}{until}, usually every "
+                f"{q.period_s:.0f} s: a gap, not to be joined by a line",
+                {"gap_s": round(gap.length_s), "usual_s": q.period_s},
+                (*lines, *((gap.ended_by.at,) if gap.ended_by else ())),
+            )
+        )
+    if q.fact("idle_device") is not None:
+        found.append(
+            Proof("The device was seen idle after the last line", {}, q.lines("idle_device"))
+        )
+    return tuple(found)
+
+
+_SEVERE = re.compile(r"illegal|assert|cuda|nccl|hccl|broadcast|timed out|timeout|dead", re.I)
+
+
+HANGS = re.compile(r"timed out|timeout|broadcast block|watchdog|heartbeat|unresponsive", re.I)
+
+
+def what_it_says(notice: Notice) -> str:
+    return str(notice.values.get("what", notice.at.text))
+
+
+def ending_faults(q: Quantities) -> list[Notice]:
+    """Errors that ended the engine: not of the host pool, and none after which it still generates."""
+    said = [
+        n
+        for n in q.evidence.all_notices("fatal", "fault")
+        if "swap" not in what_it_says(n).lower()
+    ]
+    series = q.main
+    if series is None:
+        return [n for n in said if n.kind == "fatal" or _SEVERE.search(what_it_says(n))]
+    made = series.valid(series.generation)
+    made = made[series.generation[made] > 0]
+    if not len(made):
+        return said
+    last, at = series.t_s[made[-1]], series.line(int(made[-1]))
+    return [
+        n
+        for n in said
+        if (n.t_s >= last - 1.0 if n.t_s is not None and np.isfinite(last) else _after(n, at))
+    ]
+
+
+def _after(notice: Notice, at: Line) -> bool:
+    return notice.at.source != at.source or notice.at.number >= at.number

@@ -1,0 +1,155 @@
+"""The same requests are evicted and admitted again and again, and prefill eats the machine."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from analyzer.diagnosis.advice import (
+    cap_running,
+    grow_pool,
+    present,
+)
+from analyzer.diagnosis.findings import KNOWN, Finding, Proof, Step
+from analyzer.diagnosis.quantities import Quantities
+from analyzer.diagnosis.rule import Rule
+from analyzer.diagnosis.rules.proofs import (
+    COUNTER,
+    WALL_FRAC,
+    held_proof,
+    preemption_proof,
+    recompute_proof,
+)
+
+RECOMPUTE_TIMES = 10.0  # recompute over generation from which the machine does little else
+
+
+def find_thrash(q: Quantities) -> Finding | None:
+    hidden, series = q.hidden, q.main
+    if hidden is None or series is None or not hidden.thrash:
+        return _known_thrash(q)
+    p = q.preemptions
+    h = hidden.hidden_tokens or 0.0
+    index = hidden.interval or 0
+    gap = float(series.gaps_s[index]) if np.isfinite(series.gaps_s[index]) else 0.0
+    made = float(series.generation[index]) * gap
+    before, after = hidden.before or 0.0, hidden.after or 0.0
+    running = int(series.running[index])
+    proofs = (
+        Proof(
+            f"In {gap:.0f} s usage grew by {h + made:,.0f} tokens while about {made:,.0f} were generated: "
+            f"{h:,.0f} tokens of prefill are counted nowhere",
+            {"hidden_tokens": round(h), "generated": round(made)},
+            series.lines(index - 1, index),
+        ),
+        Proof(
+            f"Generation fell from {before:,.1f} to {after:,.1f} tokens/s (x {after / before:.2f}) with "
+            f"Running {running} unchanged",
+            {"before": round(before, 1), "after": round(after, 1)},
+            series.lines(hidden.drops[0] - 1, hidden.drops[0]),
+        ),
+        preemption_proof(q),
+        *held_proof(q),
+    )
+    return Finding(
+        "THRASH_PREFILL_READMIT",
+        "high",
+        f"The same requests are evicted and admitted again: generation fell from {before:,.1f} to {after:,.1f} "
+        f"tokens/s at the wall, {p.text()} preemptions.",
+        proofs,
+        _thrash_steps(q, running),
+        (
+            f"--max-num-seqs {max(running - 1, 1)}: it only moves the wall to "
+            + (
+                f"{q.pool.tokens // max(running - 1, 1):,} tokens a request"
+                if q.pool.tokens
+                else "later"
+            ),
+            "reading 'no preemption text' as no preemption: V1 prints none",
+        ),
+        (
+            f"preemptions: {hidden.how}",
+            "hidden prefill = growth of usage x pool - generated tokens",
+        ),
+        (COUNTER,) if q.preemptions.kind != KNOWN else (),
+        {
+            "generation_before": round(before, 1),
+            "generation_after_median": round(after, 1),
+            "hidden_prefill_tokens": round(h),
+            "victim_tokens": round(hidden.victim_tokens) if hidden.victim_tokens else None,
+        },
+    )
+
+
+def _known_thrash(q: Quantities) -> Finding | None:
+    """Counted preemptions whose recompute is several times what is generated, with the same few running."""
+    p, series, held = q.preemptions, q.main, q.held
+    if series is None or held is None or p.kind != KNOWN or p.per_s is None or not p.low:
+        return None
+    if p.recomputed_high == 0 or not held.tokens or p.low < 2 * held.running:
+        return None
+    at = series.valid(series.generation, series.usage)
+    at = at[series.usage[at] >= WALL_FRAC]
+    if not len(at):
+        return None
+    made = float(np.median(series.generation[at]))
+    span = (p.last_s or 0.0) - (p.first_s or 0.0)
+    again = p.per_s[0] * held.tokens
+    if p.recomputed_low is not None and span > 0:
+        again = p.recomputed_low / span
+    if made <= 0 or again < RECOMPUTE_TIMES * made:
+        return None
+    return Finding(
+        "THRASH_PREFILL_READMIT",
+        "high",
+        f"The same requests are evicted and admitted again: {p.text()} preemptions with {held.running} running, about "
+        f"{again:,.0f} tokens/s computed again against {made:,.0f} generated.",
+        (preemption_proof(q), *held_proof(q), *recompute_proof(q)),
+        _thrash_steps(q, held.running),
+        (),
+        ()
+        if p.recomputed_low is not None
+        else ("tokens computed again: preemptions a second x held tokens",),
+        (),
+        {"recomputed_tokens_per_s": round(again)},
+    )
+
+
+def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
+    version = q.word("version")
+    gate = Step(
+        "admit a request only when its whole sequence fits (scheduler_reserve_full_isl; the default of newer vLLM)",
+        f"{max(running - 1, 1)} running and 1 waiting on the same pool, and one preemption instead of a cycle"
+        + (f"; this is {version}" if version else ""),
+        {"running": max(running - 1, 1)},
+    )
+    more = []
+    if q.pool.tokens and q.wall is not None and q.wall.per_s:
+        seconds = 0.01 * q.pool.tokens / q.wall.per_s
+        more.append(
+            Step(
+                "a pool 1 % larger",
+                f"puts the wall off by {seconds:.0f} s",
+                {"seconds": round(seconds)},
+            )
+        )
+    return (gate, *present(cap_running(q), grow_pool(q)), *more)
+
+
+RULES = (
+    Rule(
+        "thrash",
+        "THRASH_PREFILL_READMIT",
+        70,
+        ("usage", "running", "generation"),
+        find_thrash,
+        "KV that grows faster than tokens are generated is prefill that was done before: a resumed request "
+        "computes its KV again and no throughput counts it.",
+        "vllm#18115, vllm PR#21809; vllm/v1/core/sched/scheduler.py",
+        lambda q: (
+            "generation does not collapse at the wall"
+            if q.full_sample is not None and q.hidden is None
+            else None
+        ),
+        ("CAPACITY_PREEMPTION", "CAPACITY_QUEUE", "NOT_KV", "NO_PRESSURE_YET"),
+    ),
+)
