@@ -46,10 +46,14 @@ def _renamed(text: str) -> tuple[str, str]:
 
 def add_trace_flags(group: Any) -> None:
     group.add_argument(
-        "--window", type=_window, metavar="A:B", help="only arrivals in [A, B) s"
+        "--window", type=_window, metavar="A:B", help="only arrivals in [A, B) s (default all)"
     )
     group.add_argument(
-        "--rate-scale", type=float, default=1.0, metavar="F", help="arrive F times as fast"
+        "--rate-scale",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="arrive F times as fast (default 1)",
     )
     group.add_argument(
         "--spread-ticks",
@@ -57,7 +61,7 @@ def add_trace_flags(group: Any) -> None:
         help="spread arrivals that share a clock tick within it",
     )
     group.add_argument(
-        "--max-requests", type=int, metavar="N", help="only the first N requests"
+        "--max-requests", type=int, metavar="N", help="only the first N requests (default all)"
     )
     group.add_argument(
         "--map",
@@ -72,34 +76,74 @@ def add_trace_flags(group: Any) -> None:
         choices=("s", "ms", "us", "ns"),
         help="unit of the trace's times, where the guess is wrong",
     )
-    group.add_argument("--seed", type=int, metavar="N")
+    group.add_argument(
+        "--seed", type=int, metavar="N", help="of everything that is drawn (default 0)"
+    )
 
 
 def add_engine_flags(group: Any) -> None:
     group.add_argument(
-        "--num-gpu-blocks", type=int, metavar="N", help="pool, null block included"
+        "--num-gpu-blocks",
+        type=int,
+        metavar="N",
+        help="pool in blocks, null block included (default: by --gpu-memory-utilization)",
     )
-    group.add_argument("--kv-tokens", type=int, metavar="N", help="pool in tokens")
+    group.add_argument("--kv-tokens", type=int, metavar="N", help="pool in tokens instead")
     group.add_argument(
         "--gpu-memory-utilization",
         type=float,
         metavar="F",
-        help="pool from device memory (default 0.92)",
+        help="pool: what this share of the device's memory leaves (default 0.92)",
     )
-    group.add_argument("--block-size", type=int, metavar="N")
-    group.add_argument("--max-num-seqs", type=int, metavar="N")
-    group.add_argument("--max-num-batched-tokens", type=int, metavar="N")
-    group.add_argument("--max-model-len", type=int, metavar="N")
-    group.add_argument("--policy", choices=("fcfs", "priority"))
-    group.add_argument("--watermark", type=float, metavar="F")
-    group.add_argument("--long-prefill-token-threshold", type=int, metavar="N")
-    for flag, dest in (
-        ("--no-prefix-caching", "enable_prefix_caching"),
-        ("--no-chunked-prefill", "enable_chunked_prefill"),
-        ("--no-reserve-full-isl", "scheduler_reserve_full_isl"),
+    for flag, text in (
+        ("--block-size", "tokens of a block (default 16)"),
+        ("--max-num-seqs", "most requests of a step (default 256; 1,024 on large devices)"),
+        (
+            "--max-num-batched-tokens",
+            "most tokens of a step (default 2,048; 8,192 on large devices)",
+        ),
+        ("--max-model-len", "most tokens of a request (default: the model's)"),
     ):
-        group.add_argument(flag, dest=dest, action="store_const", const=False)
-    group.add_argument("--async-scheduling", action="store_const", const=True)
+        group.add_argument(flag, type=int, metavar="N", help=text)
+    group.add_argument(
+        "--policy", choices=("fcfs", "priority"), help="order of the queue (default fcfs)"
+    )
+    group.add_argument(
+        "--watermark",
+        type=float,
+        metavar="F",
+        help="share of the pool that stays free when a request is admitted (default 0)",
+    )
+    group.add_argument(
+        "--long-prefill-token-threshold",
+        type=int,
+        metavar="N",
+        help="most tokens of one prompt in a step (default 0: no limit)",
+    )
+    for flag, dest, text in (
+        (
+            "--no-prefix-caching",
+            "enable_prefix_caching",
+            "share no blocks of equal beginnings (default: share)",
+        ),
+        (
+            "--no-chunked-prefill",
+            "enable_chunked_prefill",
+            "prompts are computed whole (default: in chunks)",
+        ),
+        (
+            "--no-reserve-full-isl",
+            "scheduler_reserve_full_isl",
+            "admit a request when its first chunk fits (default: when its whole prompt does)",
+        ),
+    ):
+        group.add_argument(flag, dest=dest, action="store_const", const=False, help=text)
+    group.add_argument(
+        "--async-scheduling",
+        action="store_const",
+        const=True,
+        help="decide a step while the one before runs (default: in turn)",
+    )
 
 
 def add_swap_flags(group: Any) -> None:
@@ -107,9 +151,12 @@ def add_swap_flags(group: Any) -> None:
         "--preemption",
         dest="preemption_mode",
         choices=("recompute", "swap", "offload", "cheapest"),
+        help="what becomes of a preempted request's KV (default recompute)",
     )
     group.add_argument(
-        "--victim", choices=("last", "priority", "fewest-computed", "most-blocks")
+        "--victim",
+        choices=("last", "priority", "fewest-computed", "most-blocks"),
+        help="who is preempted (default: last admitted; with --policy priority the least important)",
     )
     group.add_argument(
         "--host-gib",
@@ -117,9 +164,19 @@ def add_swap_flags(group: Any) -> None:
         metavar="F",
         help="host memory for swapped KV, or for the host cache of offload (default 16)",
     )
-    group.add_argument("--num-host-blocks", type=int, metavar="N", help="the same in blocks")
-    group.add_argument("--copy-path", choices=("loop", "batch", "coalesced"))
-    group.add_argument("--copy-mode", choices=("blocking", "async"))
+    group.add_argument(
+        "--num-host-blocks", type=int, metavar="N", help="the same in blocks instead"
+    )
+    group.add_argument(
+        "--copy-path",
+        choices=("loop", "batch", "coalesced"),
+        help="how blocks cross the link: one by one, in one call, or neighbours together (default coalesced)",
+    )
+    group.add_argument(
+        "--copy-mode",
+        choices=("blocking", "async"),
+        help="whether a step waits for the copies of swaps (default blocking)",
+    )
     group.add_argument(
         "--offload-connector",
         choices=("native", "simple"),
@@ -140,19 +197,53 @@ def add_swap_flags(group: Any) -> None:
     )
 
 
-def add_machine_flags(group: Any) -> None:
-    group.add_argument("--model", metavar="NAME|config.json")
-    group.add_argument("--device", metavar="NAME|device.json")
-    group.add_argument("--tp", dest="tensor_parallel_size", type=int, metavar="N")
-    group.add_argument("--kv-dtype", dest="kv_cache_dtype", metavar="auto|fp8|...")
-    group.add_argument("--weight-dtype", metavar="auto|fp8|...")
+def add_machine_flags(group: Any, *, real: bool = False) -> None:
+    """real: of a run with a real model, where these are what they are; its --model is elsewhere.
+
+    The flags that cannot be set there are taken all the same, so that they are refused with a reason.
+    """
+
+    def of_simulation(text: str) -> str:
+        return argparse.SUPPRESS if real else text
+
+    if not real:
+        group.add_argument(
+            "--model",
+            metavar="NAME|config.json",
+            help="a known model, a Hugging Face directory, its config.json or a GGUF file (default llama-3.1-8b)",
+        )
+    group.add_argument(
+        "--device",
+        metavar="NAME|device.json",
+        help="whose times the cost model estimates (default: the device that the run is on)"
+        if real
+        else "a known device or a device file (default h100-sxm)",
+    )
+    group.add_argument(
+        "--tp",
+        dest="tensor_parallel_size",
+        type=int,
+        metavar="N",
+        help=of_simulation("number of devices that share each layer (default 1)"),
+    )
+    group.add_argument(
+        "--kv-dtype",
+        dest="kv_cache_dtype",
+        metavar="auto|fp8|...",
+        help=of_simulation("type of the KV cache (default auto: 16 bits)"),
+    )
+    group.add_argument(
+        "--weight-dtype",
+        metavar="auto|fp8|...",
+        help=of_simulation("type of the weights (default auto: the model's)"),
+    )
     group.add_argument(
         "--cost",
         type=_override,
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="override one parameter of the cost model",
+        help="override one parameter of the cost model; may be given more than once",
     )
 
 
@@ -164,7 +255,13 @@ def add_record_flags(
         metavar="FILE.json",
         help="settings from a file; flags given beside it win",
     )
-    group.add_argument("--clock", choices=clocks)
+    group.add_argument(
+        "--clock",
+        choices=clocks,
+        help="how long steps take: by the cost model (modelled, the default), 1 each (step), linear in their work (latency), or as recorded (measured)"
+        if "measured" in clocks
+        else "how long steps take: by the cost model (modelled, the default), 1 each (step), or linear in their work (latency)",
+    )
     group.add_argument("--blocks", action="store_true", help="record who held which block, too")
     group.add_argument(
         "--decisions", metavar="FILE.jsonl", help="one record a step with every decision"

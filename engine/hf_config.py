@@ -58,6 +58,7 @@ _ALIASES = {
 }
 
 _MOST = 1_000_000_000  # larger than any width, count or context length
+_MOST_LAYERS = 10_000  # each is looked at by itself
 
 
 def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
@@ -77,7 +78,7 @@ def shape_fields(config: Mapping[str, Any], file: str) -> dict[str, Any]:
     hidden, heads = _count(c, "hidden", file), _count(c, "num_heads", file)
     head_dim = _whole(c, "head_dim", file) or hidden // heads
     fields: dict[str, Any] = {
-        "num_layers": _count(c, "num_layers", file),
+        "num_layers": _num_layers(c, file),
         "hidden": hidden,
         "num_heads": heads,
         "num_kv_heads": _kv_heads(c, kind, heads, file),
@@ -117,6 +118,15 @@ def _count(c: Mapping[str, Any], name: str, file: str) -> int:
             f"{file}, {key}: {value!r} is not a positive whole number. Check the file."
         )
     return value
+
+
+def _num_layers(c: Mapping[str, Any], file: str) -> int:
+    layers = _count(c, "num_layers", file)
+    if layers > _MOST_LAYERS:
+        raise SettingsError(
+            f"{file}: {layers:,} layers are more than the {_MOST_LAYERS:,} that a model may have. Check the file."
+        )
+    return layers
 
 
 def _whole(c: Mapping[str, Any], key: str, file: str, default: int = 0) -> int:
@@ -161,7 +171,9 @@ def _moe(c: Mapping[str, Any], layers: int, ffn: int, file: str) -> dict[str, An
     if experts < 2:
         return {}
     width = _whole(c, "moe_intermediate_size", file) or ffn
-    dense = set(c.get("mlp_only_layers") or ())
+    dense = c.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise SettingsError(f"{file}, mlp_only_layers: {dense!r} is no list. Check the file.")
     first = _whole(c, "first_k_dense_replace", file)
     stride = _whole(c, "decoder_sparse_step", file) or _whole(c, "moe_layer_freq", file) or 1
     routed = sum(
@@ -214,7 +226,7 @@ def layer_windows(config: Mapping[str, Any], file: str) -> tuple[int, ...]:
     Raises: SettingsError that names the file and the key.
     """
     c, kind = _text_config(config, file)
-    return _windows(c, kind, _count(c, "num_layers", file), file)
+    return _windows(c, kind, _num_layers(c, file), file)
 
 
 def _windows(c: Mapping[str, Any], kind: str, layers: int, file: str) -> tuple[int, ...]:
@@ -260,18 +272,29 @@ def _quantization(q: Mapping[str, Any] | None, file: str) -> dict[str, Any]:
     elif method in ("awq", "gptq", "awq_marlin", "gptq_marlin"):
         bits = q.get("bits") or q.get("w_bit")
     elif method == "compressed-tensors":
-        groups = q.get("config_groups") or {}
-        bits = next(((g.get("weights") or {}).get("num_bits") for g in groups.values()), None)
+        groups = _weight_groups(q, file)
+        bits = groups[0].get("num_bits") if groups else None
     elif method == "bitsandbytes":
         bits = 4 if q.get("load_in_4bit") else 8
     names = {4: "int4", 8: "int8" if method != "fp8" else "fp8"}
     if method == "compressed-tensors" and bits == 8:
-        groups = q.get("config_groups") or {}
-        kinds = {(g.get("weights") or {}).get("type") for g in groups.values()}
+        kinds = [g.get("type") for g in _weight_groups(q, file)]
         names[8] = "fp8" if "float" in kinds else "int8"
-    if bits not in names:
+    if not isinstance(bits, int) or bits not in names:
         raise SettingsError(
             f"{file}, quantization_config: quant_method {method!r} with {bits!r} bits is not known. Supported: fp8, "
             "mxfp4, and 4 or 8 bits of awq, gptq, compressed-tensors, bitsandbytes; or remove the key and set weight_dtype."
         )
     return {"weight_dtype": names[bits], "expert_weight_dtype": names[bits]}
+
+
+def _weight_groups(q: Mapping[str, Any], file: str) -> list[Mapping[str, Any]]:
+    """What each of compressed-tensors' config_groups says of weights; a null says nothing."""
+    groups = q.get("config_groups") or {}
+    found = list(groups.values()) if isinstance(groups, Mapping) else [None]
+    weights = [(g.get("weights") or {}) if isinstance(g, Mapping) else None for g in found]
+    if not all(isinstance(w, Mapping) for w in weights):
+        raise SettingsError(
+            f"{file}, config_groups of quantization_config: {groups!r} does not map names to objects with weights. Check the file."
+        )
+    return [w for w in weights if w is not None]

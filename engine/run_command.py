@@ -16,7 +16,14 @@ from engine.flags import (
     read_settings,
     read_workload,
 )
-from engine.progress import print_notes, progress_bar
+from engine.progress import (
+    ProgressLines,
+    before_recording,
+    print_notes,
+    print_unfinished,
+    progress_bar,
+    refused_words,
+)
 from traces.errors import SettingsError
 
 if TYPE_CHECKING:
@@ -32,7 +39,7 @@ def add_run_parser(commands: Any) -> None:
     run = commands.add_parser(
         "run",
         help="run a request trace through a real model with torch and record it",
-        description="Run a request trace through a model, with paged KV on a GPU or CPU, and record every step and event as measured.",
+        description="Run a request trace through a real model with torch: the simulator's scheduler decides, paged KV blocks on a GPU or CPU hold the keys and values, and every step and event is recorded as measured. On a CPU give the pool: --kv-tokens or --num-gpu-blocks. See docs/torch-engine.md.",
     )
     run.add_argument(
         "trace", nargs="+", help="request trace (see docs/formats.md), or sample:NAME"
@@ -46,7 +53,9 @@ def add_run_parser(commands: Any) -> None:
     add_trace_flags(run.add_argument_group("trace"))
     add_engine_flags(run.add_argument_group("engine (vLLM's names)"))
     add_swap_flags(run.add_argument_group("preemption"))
-    add_machine_flags(run.add_argument_group("model and machine"))
+    add_machine_flags(
+        run.add_argument_group("estimates (--preemption cheapest, --clock modelled)"), real=True
+    )
     record = run.add_argument_group("recording")
     record.add_argument(
         "--blocks", action="store_true", help="record who held which block, too"
@@ -67,6 +76,11 @@ def add_run_parser(commands: Any) -> None:
 
 def _add_model_flags(group: Any) -> None:
     group.add_argument(
+        "--model",
+        metavar="DIR|FILE.gguf|NAME",
+        help="a Hugging Face directory (config.json, safetensors, tokenizer), a GGUF file, smollm2-135m-instruct (fetched once), or with --random-weights a known model's name; needed",
+    )
+    group.add_argument(
         "--torch-device",
         default="auto",
         metavar="cuda|cpu",
@@ -76,13 +90,13 @@ def _add_model_flags(group: Any) -> None:
         "--dtype",
         default="auto",
         metavar="auto|bfloat16|float32|...",
-        help="of weights and KV (auto: bfloat16 on CUDA, float32 on a CPU)",
+        help="of weights and KV (default auto: bfloat16 on CUDA, float32 on a CPU)",
     )
     group.add_argument(
         "--random-weights",
         type=int,
         metavar="SEED",
-        help="draw the weights instead of reading them: for speed, not for sense",
+        help="draw the weights instead of reading them: for speed, not for sense (default: read)",
     )
     group.add_argument(
         "--prompts",
@@ -90,40 +104,78 @@ def _add_model_flags(group: Any) -> None:
         help="real text, one prompt a line or JSON lines with prompt or messages (default: drawn ids of the trace's lengths)",
     )
     group.add_argument(
-        "--outputs", metavar="FILE.jsonl", help="write each request's answer, tokens and text"
+        "--outputs",
+        metavar="FILE.jsonl",
+        help="write each request's answer, tokens and text, when it ends (default: nowhere)",
     )
     group.add_argument(
         "--stop-at-eos",
         action="store_true",
-        help="an answer ends at the model's end token, at the latest at the trace's length",
+        help="an answer ends at the model's end token, at the latest at the trace's length (default: at the trace's length)",
     )
-    group.add_argument("--temperature", type=float, default=0.0, help="0: greedy (default)")
-    group.add_argument("--top-p", type=float, default=1.0)
-    group.add_argument("--top-k", type=int, default=0)
+    group.add_argument(
+        "--temperature",
+        type=float,
+        default=0.0,
+        metavar="F",
+        help="of drawn tokens (default 0: none is drawn, the most probable is taken)",
+    )
+    group.add_argument(
+        "--top-p",
+        type=float,
+        default=1.0,
+        metavar="F",
+        help="draw among the most probable tokens of this share together (default 1: all)",
+    )
+    group.add_argument(
+        "--top-k",
+        type=int,
+        default=0,
+        metavar="N",
+        help="draw among the N most probable tokens (default 0: all)",
+    )
     group.add_argument(
         "--attention",
         default="auto",
         metavar="auto|gather_sdpa|triton_paged|flashinfer|torch_varlen",
+        help="who computes attention over blocks (default auto: triton_paged on CUDA, gather_sdpa on a CPU)",
     )
-    group.add_argument("--kv-layout", default="block", metavar="block|layer")
-    group.add_argument("--no-cuda-graphs", action="store_true", help="decode without graphs")
-    group.add_argument("--threads", type=int, metavar="N", help="CPU threads for torch")
+    group.add_argument(
+        "--kv-layout",
+        default="block",
+        metavar="block|layer",
+        help="a block's layers lie together, or a layer's blocks do, which copies slower (default block)",
+    )
+    group.add_argument(
+        "--no-cuda-graphs",
+        action="store_true",
+        help="decode without CUDA graphs (default: with them, where there is CUDA)",
+    )
+    group.add_argument(
+        "--threads",
+        type=int,
+        metavar="N",
+        help="CPU threads for torch (default: its own choice)",
+    )
 
 
 def run_command(args: argparse.Namespace) -> int:
     """Run `run`; returns the exit code."""
-    settings, device = _settings(args)
-    workload = read_workload(args)
-    from engine.gpu.run import run
+    with before_recording():
+        settings, device = _settings(args)
+        workload = read_workload(args)
+        from engine.gpu.run import run
 
-    with progress_bar("running", sys.stderr.isatty() and not args.json) as show:
+    with progress_bar("running", sys.stderr.isatty() and not args.json) as bar:
+        lines = None if args.json else ProgressLines(len(workload), _say)
         result = run(
             workload,
             settings,
             args.out,
             _options(args, device),
-            progress=show,
+            progress=bar or lines,
             overwrite=args.overwrite,
+            started=None if args.json else _say,
         )
     if args.json:
         print(json.dumps({**_plain(result)}))
@@ -131,6 +183,10 @@ def run_command(args: argparse.Namespace) -> int:
         print_notes(workload)
         _print_result(result)
     return 0
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
 
 
 def _settings(args: argparse.Namespace) -> tuple[EngineSettings, str]:
@@ -203,7 +259,8 @@ def _plain(result: RunResult) -> dict[str, Any]:
 
 def _print_result(result: RunResult) -> None:
     print(
-        f"{result.status}: {result.num_requests:,} requests, {result.num_steps:,} steps, {result.num_preemptions:,} preemptions, "
+        f"{result.status}: {result.num_requests:,} requests{refused_words(result.num_refused, result.why_refused)}, {result.num_steps:,} steps, {result.num_preemptions:,} preemptions, "
         f"{result.duration_s:,.1f} s measured (preparation {result.load_s:,.1f} s, recording {100 * result.recording_s / max(result.wall_s, 1e-9):.2f} % of the run)"
     )
+    print_unfinished(result.status, result.num_unfinished)
     print(f"recording: {result.path}  (python -m analyzer summary {result.path})")

@@ -262,6 +262,11 @@ def test_quantisation_sets_the_weight_type(tmp_path, quantization, expected):
             {"quantization_config": {"quant_method": "exl2", "bits": 3}},
             "quantization_config: quant_method 'exl2'",
         ),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": [1]}}, "config_groups of quantization_config: [1] does not map"),
+        ({"quantization_config": {"quant_method": "compressed-tensors", "config_groups": {"g": {"weights": 5}}}}, "does not map names to objects with weights"),
+        ({"quantization_config": {"quant_method": "awq", "bits": [4]}}, "with [4] bits is not known"),
+        ({"num_hidden_layers": 1_000_000_000}, "config.json: 1,000,000,000 layers are more than the 10,000"),
+        ({"num_experts": 4, "num_experts_per_tok": 2, "mlp_only_layers": 5}, "mlp_only_layers: 5 is no list"),
         (
             {"sliding_window": 4, "layer_types": ["full_attention"]},
             "layer_types: 1 entries for 2 layers",
@@ -269,7 +274,7 @@ def test_quantisation_sets_the_weight_type(tmp_path, quantization, expected):
         ({"sliding_window": 4, "layer_types": 3}, "layer_types: 3 is no list"),
         ({"sliding_window": 4, "layer_types": [[], 1]}, "of kinds ['1', '[]']"),
     ],
-)
+)  # fmt: skip
 def test_a_config_that_cannot_be_used_says_what_is_wrong(tmp_path, keys, message):
     with pytest.raises(SettingsError) as e:
         load_model(write_config(tmp_path, **keys))

@@ -30,7 +30,7 @@ from engine.gpu.graphs import (
 )
 from engine.gpu.kv_cache import KVCache
 from engine.gpu.model import CausalLM
-from engine.gpu.sampling import Sampling, row_seeds, sample
+from engine.gpu.sampling import Sampling, marked_ids, row_seeds, sample
 from engine.gpu.step_tensors import PackedStep, StepTensors
 from traces.errors import InvariantError, SettingsError
 
@@ -54,7 +54,8 @@ class Outputs:
 
 @dataclass(eq=False)
 class Ticket:
-    """A step that was submitted. host_ids: its tokens, once `ended` has fired (None: it has)."""
+    """A step that was submitted. host_ids: its tokens, as sampling.marked_ids marks them, once
+    `ended` has fired (None: it has)."""
 
     host_ids: torch.Tensor
     compute_s: float
@@ -93,6 +94,7 @@ class Executor:
         self.sampling = sampling
         self._model = model
         self._check = check
+        self._warned = False  # of logits that are not finite
         self._on_cuda = self.device.type == "cuda"
         if self._on_cuda:
             _check_current(self.device)
@@ -182,7 +184,20 @@ class Executor:
         if ticket.ended is not None:
             ticket.ended.synchronize()
             compute_s = ticket.began.elapsed_time(ticket.ended) / 1e3
-        return Outputs(ticket.host_ids.numpy(), compute_s, ticket.num_padded)
+        return Outputs(self._checked(ticket.host_ids.numpy()), compute_s, ticket.num_padded)
+
+    def _checked(self, marked: np.ndarray) -> np.ndarray:
+        """The ids of marked_ids' marks; the first time that a logit was not finite, a warning."""
+        bad = marked < 0
+        if not bad.any():
+            return marked
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"the model's logits are not finite (NaN or infinite): the answers mean nothing from here on. Its weights are damaged, or its numbers do not fit {str(self._model.dtype).removeprefix('torch.')}: fetch them again, or choose another --dtype.",
+                stacklevel=2,
+            )
+        return np.where(bad, ~marked, marked)
 
     def _seeds(self, step: StepInputs) -> np.ndarray | None:
         if self.sampling.greedy:
@@ -198,7 +213,7 @@ class Executor:
         return self._graphs.size_for(len(step.slot))
 
     def _next_tokens(self, packed: PackedStep, hidden: torch.Tensor) -> torch.Tensor:
-        """Sample (M,) next tokens and put them into the token table."""
+        """Sample (M,) next tokens, marked, and put them into the token table."""
         parts = packed.parts
         if parts.logit_rows.numel() == 0:
             return torch.empty(0, dtype=torch.int64, device=self.device)
@@ -208,7 +223,7 @@ class Executor:
             raise InvariantError(f"logits of sampled rows {bad} of the step are not finite")
         ids = sample(logits, self.sampling, parts.seeds.view(-1, 2))
         self._tensors.tokens.index_copy_(0, parts.write_index, ids.int())
-        return ids
+        return marked_ids(ids, logits)
 
     def _to_host(self, ids: torch.Tensor) -> torch.Tensor:
         if not self._on_cuda:

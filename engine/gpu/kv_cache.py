@@ -221,9 +221,9 @@ def check_fits(num_blocks: int, block_bytes: int, free_bytes: int | None, where:
         return
     fit = max(0, free_bytes) // block_bytes
     need = f"{num_blocks:,} KV blocks of {block_bytes:,} bytes need {gib(num_blocks * block_bytes)} GiB"
-    if fit == 0:
+    if fit < 2:  # one is the null block
         raise SettingsError(
-            f"{need}, but {where} has {max(0, free_bytes):,} bytes free, not enough for one block. "
+            f"{need}, but {where} has {max(0, free_bytes):,} bytes free, not enough for two blocks, which is the least. "
             "Use a smaller model, --dtype or --block-size, or free memory there."
         )
     raise SettingsError(

@@ -27,7 +27,7 @@ class RopeConfig:
 
     factor: by how much; original_len: context before stretching; low_freq_factor, high_freq_factor:
     llama3; beta_fast, beta_slow, truncate, attention_factor (None: by the paper): yarn; divisors: one
-    for each frequency, where a file gives them (GGUF's rope_freqs), empty: none.
+    for each frequency, which only GGUF files give (rope_freqs), empty: none.
     """
 
     theta: float = 10000.0
@@ -205,7 +205,6 @@ def rope_config(config: Mapping[str, Any], max_model_len: int, file: str) -> Rop
         beta_slow=_number(found, "beta_slow", file, 1.0),
         truncate=bool(found.get("truncate", True)),
         attention_factor=_attention_factor(found, file),
-        divisors=tuple(float(d) for d in found.get("divisors") or ()),
     )
 
 

@@ -6,22 +6,21 @@ It knows what belongs to a run and in which order it is made. The rounds themsel
 from __future__ import annotations
 
 import dataclasses
-import json
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, run_chunk
-from engine.core.state import State, make_state
+from engine.core.state import Reason, State, Status, make_state
+from engine.gpu.answers import AnswersFile
 from engine.gpu.attention import get_backend
 from engine.gpu.executor import Executor, profile_step
 from engine.gpu.kv_cache import HostPool, KVCache
@@ -30,6 +29,7 @@ from engine.gpu.memory_profile import CudaMemory, profile_memory, start_profile
 from engine.gpu.model import CausalLM
 from engine.gpu.prompts import read_prompts, with_prompts
 from engine.gpu.sampling import Sampling
+from engine.gpu.stop import Stop
 from engine.gpu.swap import Copier
 from engine.gpu.tokens import Tokens
 from engine.gpu.transfers import Transfers
@@ -37,6 +37,7 @@ from engine.gpu.weights import load_model, resolve_device
 from engine.models import kv_bytes_per_block
 from engine.models import load_model as load_shape
 from engine.ownership import Ownership
+from engine.progress import before_recording, stopped_line
 from engine.recorder import Recorder, prepare_directory
 from engine.simulator import END_STATUS, Progress, core_columns, prefix_lists, run_metadata
 from traces.errors import SettingsError
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
 
 _MOST_THREADS = 1_024
 _GRAPH_BYTES = 1 << 30  # kept for CUDA graphs when the pool is sized
+_END_REASONS = {Status.ABORTED: "aborted", Status.REFUSED: "refused"}
 
 
 @dataclass(frozen=True)
@@ -80,7 +82,8 @@ class RunResult:
     """What a run came to. status: completed, stopped, cancelled, stalled, livelock or max_steps.
 
     duration_s: the run's clock at its end; wall_s: host time, preparation left out; recording_s: of
-    it, spent on recording; load_s: spent on weights, memory and compiling before.
+    it, spent on recording; load_s: spent on weights, memory and compiling before; why_refused: the
+    limits that refused requests met.
     """
 
     path: Path
@@ -93,6 +96,8 @@ class RunResult:
     wall_s: float
     recording_s: float
     load_s: float
+    num_refused: int
+    why_refused: str
 
 
 def pick_device(asked: str, threads: int | None = None) -> tuple[str, str]:
@@ -121,34 +126,58 @@ def run(
     cancelled: Callable[[], bool] | None = None,
     overwrite: bool = False,
     on_end: Callable[[str, np.ndarray], None] | None = None,
+    started: Callable[[str], None] | None = None,
 ) -> RunResult:
     """Run `workload` through the model that settings.model names, and record it in out_dir.
 
     settings.clock: measured, or modelled for the simulator's decisions with real tokens. on_end is
-    given each request's id and generated tokens when it ends. Ctrl-C, SIGTERM and an exception close
-    the recording before they go on.
+    given each request's id and generated tokens when it ends; started a line on what runs, once it
+    is loaded. Ctrl-C, SIGTERM and an exception close the recording before they go on; the first two
+    then say what is in it.
 
     Raises: SettingsError, WorkloadError before anything is written.
     """
     began = time.perf_counter()
-    with _memory():
+    with before_recording(), _memory():
         setup = _prepare(workload, settings, options)
-    with _answers(options.outputs, setup, on_end) as answer:
-        directory = _directory(out_dir, overwrite, options.outputs)
-        stop = _Stop()
-        loop = _make_loop(setup, directory, options, answer, stop)
+    with ExitStack() as stack:
+        file = None
+        if options.outputs is not None:
+            file = AnswersFile(options.outputs, setup.tokenizer)
+            stack.callback(file.close)
+        directory = _directory(out_dir, overwrite, file)
+        stop = Stop()
+        stop_ids = _stop_ids(setup, options)
+        answer = _taker(setup, stop_ids, file, on_end)
+        loop = _make_loop(setup, directory, options, answer, stop, stop_ids)
+        if started is not None:
+            started(_what_runs(setup))
         load_s = time.perf_counter() - began
-        status = "failed"
+        status, stopped = "failed", None
         try:
             with stop.listening():
                 status = _drive(loop, setup, stop, progress, cancelled)
-        except KeyboardInterrupt:
-            status = "stopped"
-            raise
+        except KeyboardInterrupt as came:
+            status, stopped = "stopped", came
         finally:
-            loop.close(status)
-            setup.close()
-    c = setup.state.c[0]
+            try:
+                loop.close(status)
+            finally:
+                setup.close()
+    result = _result(loop, setup, directory, status, load_s)
+    if stopped is not None:
+        said = stopped_line(
+            result.path, result.num_steps, result.num_requests, result.num_unfinished
+        )
+        raise type(stopped)(said) from stopped
+    return result
+
+
+def _result(
+    loop: Loop, setup: _Setup, directory: Path, status: str, load_s: float
+) -> RunResult:
+    c, q = setup.state.c[0], setup.state.requests.view(np.ndarray)[:-1]
+    refused = q[q["status"] == Status.REFUSED]
     return RunResult(
         directory,
         status,
@@ -160,7 +189,20 @@ def run(
         loop.wall_s,
         loop.recording_s,
         load_s,
+        len(refused),
+        _why_refused(setup.resolved, refused["reason"]),
     )
+
+
+def _why_refused(resolved: Resolved, reasons: np.ndarray) -> str:
+    """Which limits the refused requests met; empty: none was refused."""
+    limits = []
+    if (reasons == Reason.PROMPT_OVER_MODEL_LEN).any():
+        limits.append(f"max_model_len is {resolved.rules.max_model_len:,}")
+    if (reasons != Reason.PROMPT_OVER_MODEL_LEN).any():
+        tokens = resolved.pool_blocks * resolved.rules.block_size
+        limits.append(f"the pool holds {tokens:,} tokens")
+    return " and ".join(limits)
 
 
 # --- making what a run needs -----------------------------------------------------------------------
@@ -186,13 +228,13 @@ def _no_memory(error: BaseException) -> SettingsError:
     )
 
 
-def _directory(out_dir: str | Path, overwrite: bool, outputs: str | Path | None) -> Path:
+def _directory(out_dir: str | Path, overwrite: bool, file: AnswersFile | None) -> Path:
     """The recording's directory; where it is refused, the answers' file that was just made goes again."""
     try:
         return prepare_directory(out_dir, overwrite=overwrite)
     except SettingsError:
-        if outputs is not None:
-            Path(outputs).unlink(missing_ok=True)
+        if file is not None:
+            file.remove()
         raise
 
 
@@ -245,7 +287,7 @@ def _prepare(workload: Workload, settings: EngineSettings, options: RunOptions) 
         tokenizer = _tokenizer(settings.model, options)
     if options.prompts is not None and tokenizer is not None:
         longest = min(settings.max_model_len or model.config.max_model_len, 1 << 30)
-        texts = read_prompts(options.prompts, tokenizer)
+        texts = read_prompts(options.prompts, tokenizer, model.config.vocab)
         workload, prompts = with_prompts(workload, texts, settings.block_size, longest)
     if memory is not None and before is not None:
         settings = _size_pool(settings, model, memory, before, options)
@@ -409,17 +451,32 @@ def _host_blocks(resolved: Resolved, state: State) -> int:
 # --- running ----------------------------------------------------------------------------------------
 
 
+def _stop_ids(setup: _Setup, options: RunOptions) -> frozenset[int]:
+    if options.stop_at_eos and setup.tokenizer is not None:
+        return frozenset(setup.tokenizer.eos_ids)
+    return frozenset()
+
+
+def _what_runs(setup: _Setup) -> str:
+    """One line on what begins now."""
+    r, kv = setup.resolved, setup.kv
+    name = _device_name(kv.device)
+    return (
+        f"running {r.model.name} in {str(kv.dtype).removeprefix('torch.')} on {name}: pool of "
+        f"{r.pool_blocks * r.rules.block_size:,} tokens ({kv.num_blocks:,} blocks, {kv.num_blocks * kv.block_bytes / (1 << 30):.2f} GiB), "
+        f"attention {setup.attention}, {len(setup.workload):,} requests"
+    )
+
+
 def _make_loop(
     setup: _Setup,
     directory: Path,
     options: RunOptions,
     answer: Callable[[int, np.ndarray], None] | None,
-    interrupted: _Stop,
+    interrupted: Stop,
+    stop_ids: frozenset[int],
 ) -> Loop:
     settings = setup.resolved.settings
-    stop: frozenset[int] = frozenset()
-    if options.stop_at_eos and setup.tokenizer is not None:
-        stop = frozenset(setup.tokenizer.eos_ids)
     recorder = Recorder(
         directory,
         _metadata(setup, options),
@@ -439,7 +496,7 @@ def _make_loop(
         setup.tokens,
         recorder,
         Ownership() if options.blocks else None,
-        LoopOptions(stop, setup.kv if options.poison else None, lambda: bool(interrupted)),
+        LoopOptions(stop_ids, setup.kv if options.poison else None, lambda: bool(interrupted)),
         answer,
     )
 
@@ -447,7 +504,7 @@ def _make_loop(
 def _drive(
     loop: Loop,
     setup: _Setup,
-    stop: _Stop,
+    stop: Stop,
     progress: Callable[[Progress], None] | None,
     cancelled: Callable[[], bool] | None,
 ) -> str:
@@ -468,88 +525,27 @@ def _drive(
                 return "cancelled"
 
 
-class _Terminated(KeyboardInterrupt):
-    """SIGTERM came. exit_code: what a shell expects of a process that it ended."""
-
-    exit_code = 128 + signal.SIGTERM
-
-
-class _Stop:
-    """Whether Ctrl-C or SIGTERM came: a step is ended first, so that what is recorded fits together.
-
-    A second signal stops at once.
-    """
-
-    def __init__(self) -> None:
-        self._came: KeyboardInterrupt | None = None
-
-    def __bool__(self) -> bool:
-        return self._came is not None
-
-    def check(self) -> None:
-        """Raise what came."""
-        if self._came is not None:
-            raise self._came
-
-    def _take(self, number: int, _: object) -> None:
-        came = _Terminated() if number == signal.SIGTERM else KeyboardInterrupt()
-        if self._came is not None:
-            raise came
-        self._came = came
-
-    @contextmanager
-    def listening(self) -> Iterator[None]:
-        """Take the two signals, where they can be had (the main thread)."""
-        before: dict[int, Any] = {}
-        try:
-            for number in (signal.SIGINT, signal.SIGTERM):
-                before[number] = signal.signal(number, self._take)
-        except ValueError:
-            yield
-            return
-        try:
-            yield
-        finally:
-            for taken, handler in before.items():
-                signal.signal(taken, handler)
-
-
-@contextmanager
-def _answers(
-    path: str | Path | None,
+def _taker(
     setup: _Setup,
+    stop_ids: frozenset[int],
+    file: AnswersFile | None,
     on_end: Callable[[str, np.ndarray], None] | None,
-) -> Iterator[Callable[[int, np.ndarray], None] | None]:
-    """What takes a request's tokens when it ends: the outputs file, the caller, both or nobody."""
-    if path is None and on_end is None:
-        yield None
-        return
-    ids = setup.ids
-    with ExitStack() as stack:
-        file: IO[str] | None = None
-        if path is not None:
-            file = stack.enter_context(_new_file(path))
+) -> Callable[[int, np.ndarray], None] | None:
+    """What takes a request's tokens when it ends: the answers' file, the caller, both or nobody."""
+    if file is None and on_end is None:
+        return None
+    ids, requests = setup.ids, setup.state.requests
 
-        def take(r: int, tokens: np.ndarray) -> None:
-            if on_end is not None:
-                on_end(str(ids[r]), tokens)
-            if file is not None:
-                record: dict[str, Any] = {"request_id": str(ids[r]), "tokens": tokens.tolist()}
-                if setup.tokenizer is not None:
-                    record["text"] = setup.tokenizer.decode(tokens.tolist())
-                file.write(json.dumps(record) + "\n")
+    def take(r: int, tokens: np.ndarray) -> None:
+        if on_end is not None:
+            on_end(str(ids[r]), tokens)
+        if file is not None:
+            q, answer = requests[r], tokens.tolist()
+            stopped = bool(answer) and answer[-1] in stop_ids
+            reason = _END_REASONS.get(Status(int(q.status)), "stop" if stopped else "length")
+            file.write(str(ids[r]), int(q.prompt), answer, reason)
 
-        yield take
-
-
-def _new_file(path: str | Path) -> IO[str]:
-    try:
-        return Path(path).open("x", encoding="utf-8")
-    except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise SettingsError(
-            f"--outputs {str(path)!r}: cannot be made ({why}). Give the name of a new file."
-        ) from None
+    return take
 
 
 def _metadata(setup: _Setup, options: RunOptions) -> dict[str, Any]:

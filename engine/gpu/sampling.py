@@ -101,6 +101,15 @@ def sample(
     return torch.cat([_draw(rows.float(), sampling, mixed, words) for rows, words in parts])
 
 
+def marked_ids(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+    """ids (M,), or ~id (negative) where the logit (M, V) that was taken is not finite. No sync.
+
+    One NaN or infinity in a row is taken wherever it stands, and -inf only if all are.
+    """
+    taken = logits.gather(1, ids.unsqueeze(1)).squeeze(1)
+    return torch.where(taken.isfinite(), ids, ~ids)
+
+
 def _draw(
     logits: torch.Tensor, sampling: Sampling, mixed: torch.Tensor, seeds: torch.Tensor
 ) -> torch.Tensor:

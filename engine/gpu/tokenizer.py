@@ -74,9 +74,16 @@ class TextTokenizer:
 
         A model that wants a beginning-of-text token gets one, but not a second one in front of a
         text that begins with it, as chat templates write it.
+
+        Raises: SettingsError for text that the vocabulary has no token for.
         """
         begins = bool(self.bos) and text.startswith(self.bos)
-        return list(self.inner.encode(text, add_special_tokens=not begins).ids)
+        try:
+            return list(self.inner.encode(text, add_special_tokens=not begins).ids)
+        except Exception as e:  # the package raises plain Exception, and TypeError
+            raise SettingsError(
+                f"the tokenizer of {self.name} cannot encode this text ({e}). Check its characters."
+            ) from e
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of ids; special tokens are left out unless asked for."""
@@ -108,9 +115,12 @@ class TextTokenizer:
                     eos_token=self.eos,
                 )
             )
-        except (jinja2.TemplateError, TypeError, ValueError, RecursionError) as e:
+        except (
+            Exception
+        ) as e:  # a template is a program: it may divide by zero, or index nothing
+            why = str(e) or type(e).__name__
             raise SettingsError(
-                f"the chat template of {self.name} cannot write these messages ({e}). Check their roles and contents."
+                f"the chat template of {self.name} cannot write these messages ({why}). Check their roles and contents."
             ) from e
 
 
@@ -215,7 +225,12 @@ def _template(path: Path, settings: Mapping[str, Any]) -> str | None:
     """The chat template: a file of its own, or a key with one, or with several of which "default" is meant."""
     file = path / "chat_template.jinja"
     if file.is_file():
-        return file.read_text(encoding="utf-8")
+        try:
+            return file.read_text(encoding="utf-8")
+        except (OSError, ValueError) as e:
+            raise SettingsError(
+                f"{file.name}: this is not UTF-8 text ({e}). Download it again."
+            ) from e
     found = settings.get("chat_template")
     if isinstance(found, list):
         named = {t.get("name"): t.get("template") for t in found if isinstance(t, dict)}

@@ -166,13 +166,14 @@ def test_too_many_blocks_are_refused_with_the_number_that_would_fit(
     make_kv(num_blocks=6)
 
 
-def test_memory_for_less_than_one_block_is_said_to_be_that(
+def test_memory_for_less_than_two_blocks_is_said_to_be_that(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(kv_cache, "available_host_bytes", lambda: 1535)
+    """One is the null block: nobody can ask for a pool of one."""
+    monkeypatch.setattr(kv_cache, "available_host_bytes", lambda: 2 * 1536 - 1)
 
-    with pytest.raises(SettingsError, match="not enough for one block"):
-        make_kv(num_blocks=1)
+    with pytest.raises(SettingsError, match="not enough for two blocks, which is the least"):
+        make_kv(num_blocks=2)
 
 
 def test_bfloat16_is_refused_on_a_card_without_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tokenizers import AddedToken, Tokenizer
+from tokenizers import AddedToken, Tokenizer, models
 
 from engine.gpu.tokenizer import load_tokenizer
 from tests.gpu import tiny
@@ -114,6 +114,9 @@ def test_a_template_is_found_in_its_file_and_in_a_list_of_named_ones(tmp_path: P
         ("{% for %}", "Expected an expression"),
         ("{{ messages.__class__.__mro__ }}", "unsafe"),
         ("{{ messages.append(1) }}", "unsafe"),
+        ("{{ 1 / 0 }}", "division by zero"),
+        ("{{ range(10 ** 30) }}", "too large"),
+        ("{{ 'a' * 10 ** 18 }}", "MemoryError"),
     ],
 )
 def test_a_template_that_fails_or_reaches_out_of_its_sandbox_is_an_error(
@@ -213,6 +216,24 @@ def test_a_directory_without_tokenizer_json_says_what_is_not_read(tmp_path: Path
         "the directory tiny-llama3 holds no tokenizer.json (tokenizer.model alone is not read). "
         "Download it too, or leave out --prompts."
     )
+
+
+def test_a_template_file_that_is_no_text_is_named(tmp_path: Path) -> None:
+    directory = tiny.llama_dir(tmp_path)
+    (directory / "chat_template.jinja").write_bytes(b"\xff\xfe")
+
+    message = message_of(load_tokenizer, directory)
+
+    assert message.startswith("chat_template.jinja: this is not UTF-8 text")
+
+
+def test_text_without_a_token_in_the_vocabulary_is_an_error(tmp_path: Path) -> None:
+    directory = tiny.llama_dir(tmp_path)
+    Tokenizer(models.WordLevel({"a": 0}, unk_token="?")).save(str(directory / "tokenizer.json"))
+
+    message = message_of(load_tokenizer(directory).encode, "b")
+
+    assert message.startswith("the tokenizer of tiny-llama3 cannot encode this text (")
 
 
 @pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "config.json"])

@@ -99,6 +99,16 @@ def test_rope_divisors_of_a_gguf_file_stretch_the_frequencies(tmp_path: Path) ->
     assert ratio.tolist() == [1, 1, 2, 8]
 
 
+@pytest.mark.parametrize("divisors", [[1, 2], 5, "ab"])
+def test_divisors_are_not_read_from_a_config_json(divisors: Any, tmp_path: Path) -> None:
+    """The key is no Hugging Face key; only GGUF files hold such a tensor."""
+    rope = tiny.LLAMA3_ROPE | {"divisors": divisors}
+
+    model = load_model(tiny.llama_dir(tmp_path, "llama3", rope_parameters=rope))
+
+    assert model.config.rope.divisors == ()
+
+
 def test_a_dtype_is_applied_while_reading(tmp_path: Path) -> None:
     model = load_model(tiny.llama_dir(tmp_path, "llama2"), dtype="bfloat16")
 
