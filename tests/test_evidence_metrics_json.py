@@ -170,6 +170,18 @@ def test_grafana_value_columns_take_the_title_of_the_panel() -> None:
     assert [(s["engine_rank"], s["num_waiting"]) for s in found.samples] == [(0, 8), (1, 2)]
 
 
+def test_grafana_headers_may_be_ranks_below_a_title() -> None:
+    found = grafana_csv(
+        '"Time","engine 0","engine 1"\n"2026-03-01 10:00:00","97.1%","0%"\n',
+        "KV cache usage-data-2026-03-01 10_05_00.csv",
+    )
+
+    assert [(s["engine_rank"], s["kv_usage_frac"]) for s in found.samples] == [
+        (0, 0.971),
+        (1, 0.0),
+    ]
+
+
 def test_grafana_rows_may_be_points() -> None:
     found = grafana_csv(
         '"Series";"Time";"Value"\nRunning;2026-03-01T10:00:00+01:00;3\nWaiting;2026-03-01T10:00:00+01:00;1\n'

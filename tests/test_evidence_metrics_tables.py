@@ -348,3 +348,46 @@ def test_a_markdown_table_may_stand_between_sentences() -> None:
 def test_columns_may_be_set_with_blanks_and_rows_may_name_their_values(text: str) -> None:
     assert [s["preemptions"] for s in table(text, "x.txt").sweeps] == [0, 12]
     assert [s["clients"] for s in table(text, "x.txt").sweeps] == [8, 64]
+
+
+def test_sentences_around_a_table_are_read_as_notes() -> None:
+    text = (
+        "vLLM 0.9.1, prompts of 3000 tokens, 500 output tokens\n\n| Concurrency | Preemptions |\n|--|--|\n"
+        "| 8 | 0 |\n| 32 | 9 |\n"
+    )
+
+    found = table(text, "issue.md")
+
+    assert {f.name: f.value for f in found.facts} == {
+        "version": "0.9.1",
+        "prompt_tokens": 3000,
+        "output_tokens": 500,
+    }
+    assert [s["preemptions"] for s in found.sweeps] == [0, 9]
+
+
+def test_a_table_set_with_blanks_may_be_a_series() -> None:
+    text = "iter  running waiting  used  free  preempted\n100   12      0        980   44    0\n101   11      1        940   84    1\n102   11      1        950   74    0\n"
+
+    found = table(text, "x.txt")
+
+    assert [(s["step"], s["num_running"], s["used_blocks"]) for s in found.samples] == [
+        (100, 12, 980),
+        (101, 11, 940),
+        (102, 11, 950),
+    ]
+    assert [s["num_preempted"] for s in found.samples] == [0, 1, 0]
+
+
+def test_steps_may_stand_in_brackets_and_have_times() -> None:
+    text = (
+        "[step 0001] t=0.00s running=16 waiting=0 free_blocks=90 preemptions=0\n"
+        "[step 0002] t=0.25s running=14 waiting=2 free_blocks=4 preemptions=2\n"
+    )
+
+    assert steps.sniff(text, "x") > 0.9
+    found = steps.read(Source.from_text("t", text))
+
+    assert [s["t_s"] for s in found.samples] == [0.0, 0.25]
+    assert found.samples[1]["num_preempted"] == 2
+    assert found.notices[0].t_s == 0.25

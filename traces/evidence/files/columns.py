@@ -36,6 +36,7 @@ _SECONDS = {
 }
 # pattern of the whole name, after units and statistics are taken off -> target
 _PLAIN: tuple[tuple[str, str], ...] = (
+    (r"used", "used_blocks"),
     (r"(?:num |avg |peak )?(?:running|run)(?: (?:reqs?|requests|seqs?))?|num requests running|batch size running", "num_running"),
     (r"(?:num )?(?:waiting|wait|queued?|pending|queue size|queue depth|queue length)(?: (?:reqs?|requests|seqs?))?|num requests waiting", "num_waiting"),
     (r"(?:num )?swapped(?: (?:reqs?|requests))?", "num_swapped"),

@@ -41,7 +41,17 @@ def sniff(head: str, name: str) -> float:
         return 0.98
     if any(_VALUE.match(n) for n in names):
         return 0.97
-    return 0.97 if any("{" in n or look_up(n) is not None for n in names[1:]) else 0.0
+    if any("{" in n or look_up(n) is not None for n in names[1:]):
+        return 0.97
+    title = _title(name)
+    ranks = all(_RANK.search(n) for n in names[1:])
+    return 0.97 if ranks and title and _place("", title) is not None else 0.0
+
+
+def _title(name: str) -> str:
+    """The panel's title in the name of an exported file."""
+    m = _TITLE.match(name.rsplit("/", 1)[-1])
+    return (m[1] or m[2] or "") if m else ""
 
 
 def _header(head: str) -> list[str]:
@@ -71,8 +81,7 @@ class _Reading:
 
 def read(source: Source) -> Found:
     """A sample a rank and time."""
-    m = _TITLE.match(source.name.rsplit("/", 1)[-1])
-    r = _Reading(source, Scrapes(source.name), title=(m[1] or m[2] or "") if m else "")
+    r = _Reading(source, Scrapes(source.name), title=_title(source.name))
     names: list[str] = []
     mark = ","
     for number, line in source.lines():

@@ -48,6 +48,11 @@ def _form(fact: str, pattern: str) -> _Form:
 # In this order: what one form took is not read by the next.
 _FORMS = (
     _form("lengths", rf"{_N}\s*(?:tokens? )?(?:in|input)\b\s*(?:/|,|and|->|→|x|;)?\s*{_N}\s*(?:tokens? )?(?:out|output)\b"),
+    _form("lengths", rf"{_N}\s*(?:tokens? )?prompts?\s*(?:/|,|and|->|→|x|;|plus|\+)\s*{_N}\s*(?:tokens? )?outputs?\b"),
+    _form("kv_bytes_per_token", r"(\d[\d,]*)\s*(?:B|bytes)\s*(?:/|per|a)\s*token"),
+    _form("blocks", rf"{_N}\s*blocks\s*(?:of|x|×)\s*{_N}"),
+    _form("pool_blocks", rf"\bpool{_ABOUT}{_N}\s*blocks\b"),
+    _form("pool_tokens", rf"\b(?:pool|KV cache)(?: size)?(?:\s*(?:of|is|has|holds|:|=|about|~))*\s*{_N}\s*tokens\b"),
     _form("lengths", rf"\binput{_ABOUT}{_N}\s*(?:tokens?)?\s*[,/;]?\s*output{_ABOUT}{_N}\s*(?:tokens?)?"),
     _form("clients", rf"{_N}\s*(?:concurrent|parallel|simultaneous)\b(?:\s+\w+)?"),
     _form("clients", rf"{_N}\s*{_SENDERS}\b"),
@@ -71,6 +76,11 @@ _DEVICE = re.compile(
     r"|(?:A100|H100|H200|A6000|L40S?|A10G?|T4|V100|MI300X?|RTX ?\d{4})[- (]*(\d{2,3})\s?(GB|GiB)",
     re.IGNORECASE,
 )
+_KV_SIZE = re.compile(
+    r"\bKV(?: cache)?(?: pool| memory| size)?[^\d,;.]{0,12}(\d+(?:\.\d+)?)\s?(GB|GiB)\b",
+    re.IGNORECASE,
+)
+_KV_TYPE = re.compile(r"\b(fp8(?:_e\dm\d)?|int8|fp4|nvfp4)[ -]KV\b", re.IGNORECASE)
 _IDLE = re.compile(
     r"\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b[^,;.\d]{0,20}\b0(?:\.0)?\s?%",
     re.IGNORECASE,
@@ -86,6 +96,14 @@ def find_phrases(text: str) -> Iterator[Phrase]:
         return
     if _IDLE.search(text):
         yield Phrase("idle_device", True)
+    if kind := _KV_TYPE.search(text):
+        yield Phrase("kv_cache_dtype", kind[1].lower())
+    if said := _KV_SIZE.search(text):
+        scale = 2**30 if said[2].lower() == "gib" else 10**9
+        yield Phrase(
+            "kv_bytes", round(float(said[1]) * scale), True, "rounded as it is written"
+        )
+        text = text.replace(said[0], " ; ")
     for m in _DEVICE.finditer(text):
         size, unit = (m[2], m[3]) if m[2] else (m[4], m[5])
         yield Phrase(
@@ -121,7 +139,10 @@ def _said(fact: str, numbers: list[str]) -> Iterator[Phrase]:
     ]
     if not values:
         return
-    if fact == "lengths":
+    if fact == "blocks" and len(values) == 2:
+        yield Phrase("pool_blocks", values[0])
+        yield Phrase("block_size", values[1])
+    elif fact == "lengths":
         if len(values) == 2:
             yield Phrase("prompt_tokens", values[0])
             yield Phrase("output_tokens", values[1])

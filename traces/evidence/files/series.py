@@ -184,6 +184,12 @@ class Scrapes:
             for key, slots in sorted(last.items(), key=lambda k: ranks[k[0]] or 0)
             if "evictable_tokens" in slots
         ]
+        reserved = [s["reserved_tokens"].value for s in last.values() if "reserved_tokens" in s]
+        if reserved:
+            self.notes.append(
+                f"The running batch may take up to {sum(reserved):,.0f} tokens (prompts and what they may "
+                "produce): that is reserved, not used."
+            )
         if said:
             self.notes.append(f"Tokens that are cached and can be evicted: {', '.join(said)}.")
 

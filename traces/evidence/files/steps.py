@@ -19,6 +19,7 @@ from traces.evidence.source import Source
 
 _PAIR = re.compile(r"([A-Za-z#][\w#/-]*)\s*[=:]\s*(-?\d+(?:\.\d+)?%?)(?![\w.:])")
 _STEP = re.compile(r"\b(?:step|iter(?:ation)?|tick)\s*[#=:]?\s*(\d+)\b", re.IGNORECASE)
+_TIME = re.compile(r"\b(?:t|time|elapsed)\s*[=:]\s*(\d+(?:\.\d+)?)\s*(ms|s)?\b", re.IGNORECASE)
 _STATE = re.compile(r"\b(RUNNING|WAITING|PREEMPTED|SWAPPED|FINISHED(?:_\w+)?|EVICTED)\b")
 _REQUEST = re.compile(
     r"\b(?:req(?:uest)?(?:_id)?|seq(?:_id)?|rid)\s*[=:#]\s*([\w-]+)", re.IGNORECASE
@@ -32,7 +33,7 @@ Row = dict[str, Value | list[str] | None]
 def sniff(head: str, name: str) -> float:
     """High where most lines are steps with two known names or more."""
     lines = [x for x in head.splitlines()[:400] if x.strip() and not _COMMENT.match(x)]
-    if len(lines) < 2 or lines[0].lstrip()[:1] in ("{", "["):
+    if len(lines) < 2 or re.match(r"\s*(?:\{|\[\s*[\{\[])", lines[0]):
         return 0.0
     hits = sum(1 for x in lines if _STEP.search(x) and len(_known(x)) >= 2)
     logs = sum(1 for x in lines if re.search(r"\b(INFO|WARNING|DEBUG)\b.*\d\d:\d\d|\[TRT", x))
@@ -45,6 +46,7 @@ class _Step:
 
     index: int
     at: Line
+    t_s: float | None = None
     values: dict[str, float] = field(default_factory=dict)
     states: list[str] = field(default_factory=list)
     requests: dict[str, float] = field(default_factory=dict)  # computed tokens by request
@@ -109,6 +111,8 @@ def _read_step(
     if not steps or steps[-1].index != index:
         steps.append(_Step(index, at))
     step = steps[-1]
+    if (time := _TIME.search(line)) and step.t_s is None:
+        step.t_s = float(time[1]) * (1e-3 if time[2] == "ms" else 1.0)
     step.at = replace(step.at, num_lines=at.number - step.at.number + 1)
     m = _REQUEST.search(line)
     who = m[1] if m else ""
@@ -172,6 +176,8 @@ def _samples(
         for s in steps:
             if "kv_usage_frac" in s.values:
                 s.values["kv_usage_frac"] /= 100  # per cent
+    times = [s.t_s for s in steps if s.t_s is not None]
+    timed = times == sorted(times) and max(times, default=0.0) < 1e9
     rows: list[Row] = []
     found: list[Notice] = []
     before: _Step | None = None
@@ -182,6 +188,8 @@ def _samples(
             "line": step.at.number,
             "num_lines": step.at.num_lines,
         }
+        if timed and step.t_s is not None:
+            row["t_s"] = step.t_s
         inferred: list[str] = []
         _copy(row, step.values)
         _write_blocks(row, inferred, step.values, pool)
@@ -206,7 +214,7 @@ def _samples(
                 Notice(
                     "preemption",
                     step.at,
-                    None,
+                    step.t_s if timed else None,
                     None,
                     None if count is None else int(count),
                     said,

@@ -11,11 +11,12 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
 from traces.evidence.evidence import Fact, Found, SourceReport, Value
+from traces.evidence.files import notes as user_notes
 from traces.evidence.files.columns import (
     SPECIAL,
     Column,
@@ -76,7 +77,7 @@ def _header(head: str) -> list[str]:
     rows = [x for x in rows if not _RULE.match(x) and not re.fullmatch(r"[-=+ ]{3,}", x)]
     if not rows:
         return []
-    mark = _separator(rows[0])
+    mark = _mark_of(rows)
     cells = _cells(rows[0], mark)
     words = sum(bool(re.search(r"[A-Za-z]", c)) for c in cells)
     if mark.isspace() and mark != "\t" and not _is_blank_table(rows, mark):
@@ -117,7 +118,19 @@ def _separator(line: str) -> str:
     mark = max("\t;,", key=line.count)
     if line.count(mark):
         return mark
-    return "  " if len(re.split(r"\s{2,}", line.strip())) >= 3 else " "
+    return "  " if re.search(r"\S\s{2,}\S+ \S", line.strip()) else " "
+
+
+def _mark_of(rows: list[str]) -> str:
+    """The separator of a table: of its header, and for blanks of the rows below it too."""
+    mark = _separator(rows[0])
+    if mark == "  ":
+        below = [
+            x for x in rows[1:] if not _RULE.match(x) and not re.fullmatch(r"[-=+ ]{3,}", x)
+        ]
+        if below and len(below[0].split()) == len(rows[0].split()):
+            return " "
+    return mark
 
 
 def _cells(line: str, mark: str) -> list[str]:
@@ -134,6 +147,7 @@ class _Table:
     """columns: name -> what it is; rows: (line, line's text, name -> cell)."""
 
     columns: dict[str, Column | None] = field(default_factory=dict)
+    prose: list[tuple[int, str]] = field(default_factory=list)  # around a Markdown table
     num_lines: int = 0
     num_rows: int = 0
     num_skipped: int = 0
@@ -165,6 +179,7 @@ def read(source: Source) -> Found:
         first, offset = clock.first_time, clock.offset_s
     else:
         sweeps, facts = _sweeps(source, table, rows)
+    facts += _said_around(source, table)
     report = SourceReport(
         source.name,
         "table",
@@ -178,6 +193,16 @@ def read(source: Source) -> Found:
         tuple(notes),
     )
     return Found(report, tuple(samples), tuple(facts), (), tuple(sweeps), first, offset)
+
+
+def _said_around(source: Source, table: _Table) -> list[Fact]:
+    """What the sentences before and after a table state."""
+    found: list[Fact] = []
+    for number, line in table.prose[:200]:
+        if line.count("|") < 2:
+            about = user_notes.read(Source.from_text(source.name, line))
+            found += [replace(f, at=source.line(number, line)) for f in about.facts]
+    return found
 
 
 def _rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any]]]:
@@ -200,7 +225,9 @@ def _rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any
                 row = dict(_PAIR.findall(line))
                 table.columns |= {n: guess_column(n) for n in row if n not in table.columns}
             elif not names and not markdown:
-                mark = _separator(line)
+                mark = _mark_of(
+                    [x for x in lines if x.strip() and not x.lstrip().startswith("#")]
+                )
                 names = _cells(line, mark)
                 table.columns = {n: guess_column(n) for n in names}
                 row = None
@@ -209,6 +236,8 @@ def _rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any
             if row:
                 table.num_rows += 1
                 yield number, row
+            elif row is not None and markdown:
+                table.prose.append((number, line))
             elif row is not None and not markdown:
                 table.num_skipped += 1
                 table.skipped = [*table.skipped, line.strip()[:200]][:5]
