@@ -361,3 +361,13 @@ def test_every_proof_of_a_case_names_lines_that_are_in_its_files(folder: Path) -
     lines = [at for proof in found["proofs"] for at in proof["lines"]]
 
     assert all(1 <= at["line"] <= len(texts[at["source"].split(" (")[0]]) for at in lines)
+
+
+def test_each_per_cent_of_pool_is_worth_the_seconds_that_growth_takes() -> None:
+    found = diagnosed(CASES / "05-v1-eight-long-decodes-collapse")
+
+    effects = {s["change"]: s["effect"] for s in found["next_step"]["alternatives"]}
+
+    assert (
+        effects["a pool 1 % larger"] == "puts the wall off by 26 s"
+    )  # 6,262 tokens at 240.8 a second

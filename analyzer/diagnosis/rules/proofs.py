@@ -7,8 +7,6 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import percent
 
 WALL_FRAC = 0.9
-
-
 COUNTER = Missing(
     "the number of preemptions",
     "two scrapes of vllm:num_preemptions_total (V1 prints none in its log)",

@@ -12,12 +12,8 @@ from analyzer.diagnosis.quantities import Quantities
 from traces.evidence.evidence import Line, Notice
 
 ROOM_FRAC = 0.9  # below it there is room for those that wait
-
-
-FREE_FRAC = 0.9
-
-
-MIN_SLOTS = 4
+FREE_FRAC = 0.9  # below it the pool had room all the time
+MIN_SLOTS = 4  # fewer that never move are no limit but a trickle
 
 
 USUAL_LIMITS = (64, 128, 256, 512, 1024)  # defaults of max_num_seqs and its kin
@@ -155,8 +151,6 @@ def silence_proof(q: Quantities) -> tuple[Proof, ...]:
 
 
 _SEVERE = re.compile(r"illegal|assert|cuda|nccl|hccl|broadcast|timed out|timeout|dead", re.I)
-
-
 HANGS = re.compile(r"timed out|timeout|broadcast block|watchdog|heartbeat|unresponsive", re.I)
 
 

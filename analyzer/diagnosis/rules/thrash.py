@@ -68,7 +68,7 @@ def find_thrash(q: Quantities) -> Finding | None:
         ),
         (
             f"preemptions: {hidden.how}",
-            "hidden prefill = growth of usage x pool - generated tokens",
+            "hidden prefill: growth of usage x pool - generated tokens",
         ),
         (COUNTER,) if q.preemptions.kind != KNOWN else (),
         {
@@ -123,15 +123,11 @@ def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
         {"running": max(running - 1, 1)},
     )
     more = []
-    if q.pool.tokens and q.wall is not None and q.wall.per_s:
-        seconds = 0.01 * q.pool.tokens / q.wall.per_s
-        more.append(
-            Step(
-                "a pool 1 % larger",
-                f"puts the wall off by {seconds:.0f} s",
-                {"seconds": round(seconds)},
-            )
-        )
+    rate = q.hidden.before if q.hidden is not None and q.hidden.before else None
+    if q.pool.tokens and rate:
+        seconds = round(0.01 * q.pool.tokens / rate)
+        effect = f"puts the wall off by {seconds} s"
+        more.append(Step("a pool 1 % larger", effect, {"seconds": seconds}))
     return (gate, *present(cap_running(q), grow_pool(q)), *more)
 
 
