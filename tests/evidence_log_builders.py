@@ -96,6 +96,9 @@ PREFIXES: dict[str, Callable[[str, int], str]] = {
     "docker+ray+process": lambda line, i: _docker(
         f"(RayWorkerWrapper pid=77, ip=192.0.2.1) (APIServer pid=1) {line}", i
     ),
+    "loki": lambda line, i: f"2025-10-14 {clock(i)}.000\t{line}",
+    "csv": lambda line, i: f'2025-10-14T{clock(i)}Z,"{line}"',
+    "stern": lambda line, i: f"vllm-7f9c-abc server {line}",
     "grep": lambda line, i: f"server.log:{i + 7}:{line}",
     "json-file": lambda line, i: json.dumps(
         {"log": line + "\n", "stream": "stderr", "time": f"2025-10-14T{clock(i)}.000000000Z"}

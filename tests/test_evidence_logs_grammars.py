@@ -318,3 +318,12 @@ def test_a_server_that_was_started_again_is_one_server() -> None:
     found = read(lines)
 
     assert found.samples["engine_rank"].to_list() == [0, 0, 0, 0]
+
+
+def test_a_prefix_of_no_known_kind_is_passed_over_and_names_the_server() -> None:
+    lines = [f"vllm-7f9c-{n} server {v1_line(i)}" for i in range(3) for n in ("abc", "xyz")]
+
+    found = read(lines)
+
+    assert found.samples["engine_rank"].to_list() == [0, 1, 0, 1, 0, 1]
+    assert found.report.skipped == 0

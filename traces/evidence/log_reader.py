@@ -448,7 +448,7 @@ class LogReader:
             frame = _ranked(frame, apart)
             notes.append(apart.note)
         if "t_s" in frame.columns:
-            frame = frame.with_columns(pl.col("t_s") - zero)
+            frame = frame.with_columns((pl.col("t_s") - zero).round(6))
             frame, disorder = in_order(frame)
             if disorder:
                 notes.append(

@@ -307,7 +307,7 @@ def _moved(part: Part, by: float) -> Part:
         return part
     frame = part.samples
     if "t_s" in frame.columns:
-        frame = frame.with_columns(pl.col("t_s") + by)
+        frame = frame.with_columns((pl.col("t_s") + by).round(6))
     return replace(
         part,
         samples=frame,

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 WINDOW_LINES = 4000
 WINDOW_CHARS = 8 << 20
 MIN_COLUMN = 40
+MAX_PREFIX = 64  # a longer text before a head is a record (or a progress bar)
 MIN_GLUED = 60  # shorter texts hold one record
 MAX_PARTS = 64  # lines of one wrapped record
 
@@ -37,7 +38,17 @@ PREFIXES: tuple[tuple[str, re.Pattern[str]], ...] = (
         "CRI",
         re.compile(rf"(?P<stamp>{_RFC3339}) (?P<stream>stdout|stderr) (?P<flag>[PF]) ?"),
     ),
-    ("RFC 3339 stamps", re.compile(rf"\[?(?P<stamp>{_RFC3339})\]?(?:\s+(?={_LEVEL}\b)|\s|$)")),
+    (
+        "RFC 3339 stamps",
+        re.compile(rf"\[?(?P<stamp>{_RFC3339})\]?(?:[\s,\"]+(?={_LEVEL}\b|\()|\s|$)"),
+    ),
+    (
+        "time stamps",
+        re.compile(
+            r"\[?(?P<stamp>\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?)\]?[\s,\"|]+"
+            rf"(?={_LEVEL} {_LOG_DATE}|\([A-Za-z_][\w:.]*(?: \w+)? ?pid=)"
+        ),
+    ),
     (
         "syslog",
         re.compile(
@@ -93,14 +104,16 @@ _INSIDE_WORDS = (
     *("LMCache", "server_args", "stdout ", "stderr ", ".cc:", "[TRT"),
 )
 _START = re.compile(
-    rf"{_LEVEL}\b|\[?\d\d:\d\d:\d\d\b|\[?(?:\d{{4}}[-/]\d\d[-/]\d\d|\d\d/\d\d/\d{{4}})[T -]\d\d:\d\d"
+    rf"{_LEVEL}\b|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?[\s\]]|\[?(?:\d{{4}}[-/]\d\d[-/]\d\d|\d\d/\d\d/\d{{4}})[T -]\d\d:\d\d"
     rf"|[IWEF]\d{{4}} \d\d:|\[TensorRT-LLM\]|\[rank\d+\]|Traceback \(|(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)(?::|$)"
     r"|Processed prompts:|\s*\d{1,3}%\||\^C|  File \"|\{\"|=====|#+ |vllm:|sglang:|Killed\b"
 )
+_NAME = re.compile(r"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)?\s*")
 # starts of lines that were copied without their heads: a start where the line before has the same words
 _WEAK_START = re.compile(
     r"Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
 )
+_NAMED_START = re.compile(rf"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)? (?:{_OWN_HEAD})")
 # how whole records end; one line alone that is the longest and ends so was not broken
 _WHOLE = re.compile(r"(?:%\.?|\dx|tokens?|reqs|OK|[.)}\]!])\s*$")
 _REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\]")
@@ -308,7 +321,8 @@ class Wrap:
 
 def starts(row: _Row) -> bool:
     """Whether a line looks like the start of a record."""
-    return bool(row.process) or bool(_START.match(row.body))
+    body = row.body
+    return bool(row.process or _START.match(body) or _NAMED_START.match(body))
 
 
 def find_wrap(rows: list[_Row]) -> Wrap | None:
@@ -345,7 +359,8 @@ def _break_at(rows: list[_Row], of: str) -> tuple[int, Wrap] | None:
         return None  # lines with stamps of their own are mostly whole
     if by_column == 1 and all(_WHOLE.search(rows[i].body) for i in full):
         return None
-    if by_column and by_column * 3 >= ends:
+    explained = by_column >= 2 and by_column == len(loose)
+    if explained or (by_column and by_column * 3 >= ends):
         return by_column, exact
     return None
 
@@ -380,16 +395,27 @@ def _split(group: list[_Row], wrap: Wrap, seen: Reading) -> Iterator[Record]:
         yield _record(first, text, first.number, last - first.number + 1, first.outer, False)
         return
     seen.glued += 1
+    unit = first.unit
     for begin, end in zip(cuts, [*cuts[1:], len(text)], strict=True):
         row = replace(first, body=text[begin:end])
+        if not begin and _is_prefix(row):
+            seen.prefixes["unknown"] += 1
+            unit = unit or (row.body.strip() if _NAME.fullmatch(row.body) else "")
+            continue
         if begin:
-            row = replace(row, outer=None, process="", framed=False)
+            row = replace(row, outer=None, process="", unit=unit, framed=False)
             row = _without_prefixes(row, None)
         start = group[_part(ends, begin)].number
         stop = group[_part(ends, max(end - 1, begin))].number
         yield _record(
             row, row.body, start, stop - start + 1, row.outer or first.outer, begin > 0
         )
+
+
+def _is_prefix(row: _Row) -> bool:
+    """Whether what stands before the first head in a line is a prefix of a kind not known."""
+    text = row.body
+    return len(text) <= MAX_PREFIX and not starts(row) and not _WEAK_START.match(text)
 
 
 def _joined(group: list[_Row], wrap: Wrap) -> tuple[str, list[int]]:

@@ -19,6 +19,7 @@ class _Span:
     first: int
     last: int
     ranks: int
+    samples: int = 0
 
 
 @dataclass(frozen=True)
@@ -49,6 +50,7 @@ class Servers:
         if span is None:
             span = self.spans[key] = _Span(len(self.spans), record.number, record.number, 1)
         span.last = record.number
+        span.samples += 1
         span.ranks = max(span.ranks, (rank or 0) + 1)
         return span.number
 
@@ -64,8 +66,9 @@ class Servers:
                     break
             else:
                 groups.append([key])
-        if len(groups) < 2:
-            return None
+        each_has = [sum(self.spans[k].samples for k in group) for group in groups]
+        if len(groups) < 2 or min(each_has) < 2:
+            return None  # one server, or names that change from line to line
         each = max(s.ranks for s in self.spans.values())
         first = {key: i * each for i, group in enumerate(groups) for key in group}
         units: dict[str, int] = {}
