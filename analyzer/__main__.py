@@ -64,6 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _summary(arguments: argparse.Namespace) -> int:
+    from analyzer.measured import is_cost_estimated
     from analyzer.summary import missing_figures, summarize
     from traces.open import FLEET, TELEMETRY, what_is
     from traces.recording import open_recording
@@ -89,10 +90,12 @@ def _summary(arguments: argparse.Namespace) -> int:
             arguments.json,
         )
     with open_recording(path) as recording:
+        guessed = is_cost_estimated(recording)
+        note = "preemption_cost_s is the engine's estimate, not measured."
         return _print_figures(
             recording.label,
             summarize(recording),
-            list(recording.notes),
+            [*recording.notes, *([note] if guessed else [])],
             arguments.json,
             missing_figures(recording.meta),
         )
@@ -185,7 +188,7 @@ def _print_members(title: str, columns: Sequence[str], members: list[dict[str, A
 
 def _compare(arguments: argparse.Namespace) -> int:
     from analyzer.compare import compare
-    from analyzer.words import label, show_change, show_delta
+    from analyzer.words import label, show_change, show_delta, show_figure, show_verdict
     from traces.recording import open_recording
 
     with open_recording(arguments.a) as a, open_recording(arguments.b) as b:
@@ -197,6 +200,7 @@ def _compare(arguments: argparse.Namespace) -> int:
                 "b": result.b,
                 "delta": result.delta,
                 "verdict": result.verdict.text,
+                "estimated": {side: sorted(names) for side, names in result.estimated.items()},
                 "notes": list(result.notes),
             }
         )
@@ -205,11 +209,11 @@ def _compare(arguments: argparse.Namespace) -> int:
         [
             label(row["metric"]),
             row["metric"],
-            _shown(row["metric"], row["a"], result.missing.get("A", frozenset())),
-            _shown(row["metric"], row["b"], result.missing.get("B", frozenset())),
+            show_figure(row["metric"], row["a"], result.missing["A"], result.estimated["A"]),
+            show_figure(row["metric"], row["b"], result.missing["B"], result.estimated["B"]),
             show_delta(row["metric"], row["delta"]),
-            show_change(row["delta_frac"]),
-            row["verdict"] or "",
+            show_change(row["delta_frac"], coarse=row["verdict"] not in ("better", "worse")),
+            show_verdict(row["verdict"], row["reason"]),
         ]
         for row in result.table.iter_rows(named=True)
     ]
@@ -220,12 +224,6 @@ def _compare(arguments: argparse.Namespace) -> int:
     _print_table(f"A: {a.label}   B: {b.label}", header, rows)
     _print_notes(list(result.notes), sys.stdout)
     return 0
-
-
-def _shown(metric: str, value: Any, missing: frozenset[str]) -> str:
-    from analyzer.words import NOT_RECORDED, show
-
-    return NOT_RECORDED if metric in missing else show(metric, value)
 
 
 def _flat(figures: dict[str, Any]) -> list[tuple[str, Any]]:

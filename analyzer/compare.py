@@ -1,7 +1,7 @@
 """Two recordings of one workload: what differs, by how much, and whether that means anything.
 
-It knows which direction of each figure is better and when two runs must not be compared. How runs
-are laid on one axis is in `align.py`, the sentence about the outcome in `verdict.py`.
+It knows when two runs must not be compared. What is better, and when a difference is one, is in
+`judging.py`; how runs are laid on one axis in `align.py`, the sentence about the outcome in `verdict.py`.
 """
 
 from __future__ import annotations
@@ -13,32 +13,22 @@ from typing import Any
 import polars as pl
 
 from analyzer.condition import copies_beside_computing, idle_settings
+from analyzer.judging import (
+    VERDICTS,
+    Rules,
+    few_requests,
+    judge,
+    make_rules,
+    say_limits,
+    share_verdict,
+)
 from analyzer.latency import REQUEST_METRICS, request_latency
+from analyzer.measured import is_cost_estimated, step_noise_frac
 from analyzer.stats import SUMMARY_KEYS, Interval, paired_intervals, paired_sum_interval
 from analyzer.summary import missing_figures, summarize
 from analyzer.verdict import Verdict, give_verdict
 from traces.errors import CompareError
 from traces.recording import Recording
-
-LOWER_IS_BETTER = (
-    "duration_s",
-    "num_refused",
-    "num_preemptions",
-    "num_preempted_requests",
-    "preemption_cost_s",
-    "recomputed_tokens",
-    "recomputed_frac",
-    "stall_s",
-    "ttft_s",
-    "tpot_s",
-    "itl_s",
-    "e2e_s",
-    "queue_s",
-)
-HIGHER_IS_BETTER = ("num_finished", "output_tokens_per_s")
-TOLERANCE_FRAC = 0.005  # of A: less than any clock is good for
-MODELLED_TOLERANCE_FRAC = 0.01  # of A, for times that a model made: docs/figures-explained.md
-VERDICTS = ("better", "worse", "no difference")
 
 
 @dataclass(frozen=True)
@@ -46,10 +36,12 @@ class Comparison:
     """What `compare` found; B is judged against A.
 
     a, b: figures as from `summarize`; missing: side -> figures that its executor did not record, None
-    in a or b; delta: B - A under the same keys, None where either is None.
+    in a or b; estimated: side -> figures of a measured run that a model made, and no clock;
+    delta: B - A under the same keys, None where either is None.
     table: one row a figure: metric ("ttft_s p99"), a, b, delta, delta_frac (of A), low, high (95 %
     interval of delta, null where there is none), verdict (of VERDICTS, null for figures that are
-    neither good nor bad). preempted: as from `preempted_requests`. notes: sentences for the user.
+    neither good nor bad, or not judged), reason (why not: "only 4 requests"). rules: what it was
+    judged by. preempted: as from `preempted_requests`. notes: sentences for the user.
     """
 
     a: dict[str, Any]
@@ -60,6 +52,8 @@ class Comparison:
     verdict: Verdict
     notes: tuple[str, ...]
     missing: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    estimated: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    rules: Rules = field(default_factory=Rules)
 
 
 def compare(a: Recording, b: Recording, *, seed: int = 0, anyway: bool = False) -> Comparison:
@@ -77,33 +71,55 @@ def compare_all(
     """Each of the others against `a`, in the given order; arguments and errors as for `compare`."""
     limits = [check_comparable(a, b, anyway=anyway) for b in others]
     figures_a = summarize(a)
+    noise_a, estimated_a = _noise(a), _estimated(a)
     found = []
     for b, limit in zip(others, limits, strict=True):
-        notes = limit + _differences(a, b)
         figures_b = summarize(b)
+        estimated = {"A": estimated_a, "B": _estimated(b)}
+        clocks = (a.meta.clock, b.meta.clock)
+        finished, shared = _num_pairs(a.requests, b.requests)
+        reasons = few_requests(finished, shared) | _unlike_costs(a, b, estimated)
+        rules = make_rules(clocks, (noise_a, _noise(b)), figures_a["duration_s"], reasons)
         table = delta_table(
-            figures_a,
-            figures_b,
-            request_intervals(a.requests, b.requests, seed),
-            modelled="modelled" in (a.meta.clock, b.meta.clock),
-            unjudged=_unlike_costs(a, b),
+            figures_a, figures_b, request_intervals(a.requests, b.requests, seed), rules
         )
         delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
-        verdict = give_verdict(a, b, figures_a, figures_b, table)
-        preempted = preempted_requests(a.requests, b.requests)
+        said = say_limits(rules, clocks, finished)
+        verdict = give_verdict(a, b, figures_a, figures_b, table, said)
         found.append(
             Comparison(
                 figures_a,
                 figures_b,
                 delta,
                 table,
-                preempted,
+                preempted_requests(a.requests, b.requests),
                 verdict,
-                tuple(notes),
+                tuple(limit + _differences(a, b)),
                 {"A": missing_figures(a.meta), "B": missing_figures(b.meta)},
+                estimated,
+                rules,
             )
         )
     return tuple(found)
+
+
+def _noise(run: Recording) -> float | None:
+    return step_noise_frac(run) if run.meta.clock == "measured" else None
+
+
+def _estimated(run: Recording) -> frozenset[str]:
+    return frozenset({"preemption_cost_s"} if is_cost_estimated(run) else ())
+
+
+def _num_pairs(a: pl.DataFrame, b: pl.DataFrame) -> tuple[int, int]:
+    """Requests that both runs finished, and requests that both had."""
+    ended = pl.col("status").cast(pl.String) == "finished"
+    ids = [(t.filter(ended).select("request_id"), t.select("request_id")) for t in (a, b)]
+    left, right = ids
+    finished, shared = (
+        x.join(y, on="request_id", how="semi").height for x, y in zip(left, right, strict=True)
+    )
+    return finished, shared
 
 
 def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> list[str]:
@@ -220,30 +236,35 @@ def _count_intervals(a: pl.DataFrame, b: pl.DataFrame, seed: int) -> dict[str, I
     return {name: interval for name, interval in found.items() if interval is not None}
 
 
-def _unlike_costs(a: Recording, b: Recording) -> tuple[str, ...]:
-    """Figures that are not one thing in both: link time beside the computing is no engine time."""
-    side_by_side = any(copies_beside_computing(rec.meta) for rec in (a, b))
-    return ("preemption_cost_s",) if side_by_side else ()
+def _unlike_costs(
+    a: Recording, b: Recording, estimated: Mapping[str, frozenset[str]]
+) -> dict[str, str]:
+    """Figures that are not one thing in both: link time beside the computing is no engine time, and
+    an estimate no measurement."""
+    if any(copies_beside_computing(rec.meta) for rec in (a, b)):
+        return {"preemption_cost_s": "link time"}
+    if any("preemption_cost_s" in names for names in estimated.values()):
+        return {"preemption_cost_s": "estimated"}
+    return {}
 
 
 def delta_table(
-    a: dict[str, Any],
-    b: dict[str, Any],
-    intervals: dict[str, Interval],
-    *,
-    modelled: bool = False,
-    unjudged: tuple[str, ...] = (),
+    a: dict[str, Any], b: dict[str, Any], intervals: dict[str, Interval], rules: Rules
 ) -> pl.DataFrame:
     """One row a figure, as Comparison.table says.
 
-    "no difference" where the figures differ by less than the tolerance (of A; a wider one for
-    times if `modelled`), or where the interval holds zero. unjudged: figures to leave without a
-    verdict. Other counts and sums of a run have no interval: they are what they are.
+    Counts and sums of a run that have no interval are judged by their size alone.
     """
-    rows = []
+    rows: list[dict[str, Any]] = []
+    judged: dict[str, tuple[str | None, str | None]] = {}
+    deltas: dict[str, float | None] = {}
     for metric, (x, y) in _flat(a, b).items():
-        delta = None if x is None or y is None else y - x
+        delta = deltas[metric] = None if x is None or y is None else y - x
         interval = intervals.get(metric)
+        judged[metric] = judge(metric, x, delta, interval, rules)
+        if metric == "recomputed_frac":
+            of_tokens = judged["recomputed_tokens"]
+            judged[metric] = share_verdict(delta, deltas["recomputed_tokens"], of_tokens)
         rows.append(
             {
                 "metric": metric,
@@ -253,16 +274,15 @@ def delta_table(
                 "delta_frac": delta / abs(x) if delta is not None and x else None,
                 "low": interval.low if interval else None,
                 "high": interval.high if interval else None,
-                "verdict": None
-                if metric in unjudged
-                else _judge(metric.split()[0], x, delta, interval, modelled),
+                "verdict": judged[metric][0],
+                "reason": judged[metric][1],
             }
         )
     return pl.DataFrame(
         rows,
         schema={"metric": pl.String}
         | dict.fromkeys(("a", "b", "delta", "delta_frac", "low", "high"), pl.Float64)
-        | {"verdict": pl.Enum(VERDICTS)},
+        | {"verdict": pl.Enum(VERDICTS), "reason": pl.String},
         strict=False,
     )
 
@@ -276,22 +296,6 @@ def _flat(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         else:
             flat[key] = (value, b[key])
     return flat
-
-
-def _judge(
-    metric: str,
-    a: float | None,
-    delta: float | None,
-    interval: Interval | None,
-    modelled: bool,
-) -> str | None:
-    if delta is None or a is None or metric not in (*LOWER_IS_BETTER, *HIGHER_IS_BETTER):
-        return None
-    is_time = metric.endswith("_s")  # rates included
-    tolerance = MODELLED_TOLERANCE_FRAC if modelled and is_time else TOLERANCE_FRAC
-    if abs(delta) <= tolerance * abs(a) or (interval and not interval.excludes_zero):
-        return "no difference"
-    return "better" if (delta < 0) == (metric in LOWER_IS_BETTER) else "worse"
 
 
 def _minus(b: Any, a: Any) -> Any:

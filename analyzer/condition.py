@@ -47,14 +47,25 @@ _IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")
 MOST_NAMED = 3
 
 
+Rates = tuple[float | None, float | None]
+
+
 def describe_condition(
-    a: Meta, b: Meta, pool_a: int, pool_b: int, *, copies: bool = True
+    a: Meta,
+    b: Meta,
+    pool_a: int,
+    pool_b: int,
+    *,
+    copies: bool = True,
+    rates: Rates = (None, None),
 ) -> str:
     """The setup in words: pool, then model, device and settings where they are unusual or differ,
     and copy path and link where a side moves KV to the host.
 
     Of two sides that copy, only what they share is said here; settings that differ are in their
     names (`side_names`). copies: False where nothing was preempted, so that nothing was copied.
+    rates: of A and B, bytes/s that their copies were measured at, which a measured run gives in place of
+    its preset's link.
     """
     parts = [
         f"{pool_a:,} block{'' if pool_a == 1 else 's'}"
@@ -68,7 +79,11 @@ def describe_condition(
         return ", ".join([*parts, "in steps"])
     text = ", ".join(parts)
     copying = [m for m in (a, b) if m.preemption_mode in _COPYING]
-    return f"{text}{_copies(copying)}" if copies and copying else text
+    if not copies or not copying:
+        return text
+    measured = any(m.clock == "measured" for m in copying)
+    link = _measured(rates) if measured else _link(copying)
+    return f"{text}{_copies(copying)}{link}"
 
 
 def _unusual_name(kind: str, word: str, a: Meta, b: Meta) -> str:
@@ -134,12 +149,27 @@ def _copies(copying: list[Meta]) -> str:
         _shared([m.settings.get("copy_path") for m in copying]),
     )
     said = " ".join(str(w) for w in shared if w)
-    link = _shared([_link_bytes_per_s(m) for m in copying])
     text = f" and {said} copies" if said else ""
     # With a host cache on one side only, how it copies is not how the other does.
     if not waited:
         text += _connector(copying)
-    return text if link is None else f"{text} over a {link / 1e9:.3g} GB/s link"
+    return text
+
+
+def _link(copying: list[Meta]) -> str:
+    """' over a 25 GB/s link', of the preset that all share; else ''."""
+    link = _shared([_link_bytes_per_s(m) for m in copying])
+    return "" if link is None else f" over a {link / 1e9:.3g} GB/s link"
+
+
+def _measured(rates: Rates) -> str:
+    """' at a measured 1.79 GB/s', both where they differ; '' where no copy was timed."""
+    said = {s: f"{r / 1e9:.3g}" for s, r in zip("AB", rates, strict=True) if r is not None}
+    if not said:
+        return ""
+    if len(set(said.values())) == 1:
+        return f" at a measured {next(iter(said.values()))} GB/s"
+    return f" at a measured {' and '.join(f'{r} ({s})' for s, r in said.items())} GB/s"
 
 
 def _connector(offloading: list[Meta]) -> str:

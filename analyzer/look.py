@@ -110,7 +110,7 @@ def gib(num_bytes: float | None) -> str:
     if num_bytes is None:
         return "—"
     if num_bytes == 0:
-        return "0 GiB"
+        return "0 B"
     if abs(num_bytes) < 2**30:
         return f"{three_digits(num_bytes / 2**20)} MiB"
     return f"{three_digits(num_bytes / 2**30)} GiB"

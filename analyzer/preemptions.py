@@ -3,7 +3,8 @@
 It knows `events` and `steps`. The four costs are kept apart, since they answer different questions:
 
 - **direct cost** (`direct_cost_s`): what the mode used did cost alone, others left out. Recompute:
-  what all lost tokens would take times the share of them that really was computed again. Swap:
+  what all lost tokens would take times the share of them that really was computed again; or, where a
+  measured run's own steps tell the price of a token (`measured.py`), that price. Swap:
   time on the link of the copies that were made, out and back, by their own events; null where those
   tell no time. Offload: time on the link of what was loaded from the host cache, and the recompute
   of what was in neither cache; copies to the host are made as blocks fill, preempted or not, and are
@@ -68,9 +69,15 @@ COLUMNS = (
 
 
 def preemptions(
-    events: pl.DataFrame, steps: pl.DataFrame, *, cascade_steps: int = 4
+    events: pl.DataFrame,
+    steps: pl.DataFrame,
+    *,
+    cascade_steps: int = 4,
+    token_s: float | None = None,
 ) -> pl.DataFrame:
     """One row a preemption, in event order, with COLUMNS.
+
+    token_s: as from `measured.recompute_token_s`; None: costs of recomputing are the engine's estimates.
 
     tokens: computed tokens lost or moved; bytes: copied out; nth: 1 for a victim's first;
     stalled_s: of the step's stall, the share of its copies (0 for recompute);
@@ -80,7 +87,7 @@ def preemptions(
     cascade_id: preemptions no more than `cascade_steps` steps after the one before share one, from
     0; cascade_size: how many share it.
     """
-    table = _costs(events).with_columns(
+    table = _costs(events, token_s).with_columns(
         away_s=pl.col("resume_s") - pl.col("t_s"),
         since_resume_s=pl.col("t_s") - pl.col("resume_s").shift(1).over("request_id"),
         cascade_id=(pl.col("step").diff().fill_null(0) > cascade_steps).cum_sum(),
@@ -93,22 +100,23 @@ def preemptions(
     return table.with_columns(copies["stalled_s"], induced_s=induced).select(COLUMNS)
 
 
-def preemption_cost(events: pl.DataFrame) -> float | None:
+def preemption_cost(events: pl.DataFrame, token_s: float | None = None) -> float | None:
     """Seconds that all preemptions cost directly (`direct_cost_s`, summed); 0 where there is none.
+    token_s: as for `preemptions`.
 
     None where a preemption's cost is not known, since a sum of the others would be too low.
     """
-    costs = _costs(events)["direct_cost_s"]
+    costs = _costs(events, token_s)["direct_cost_s"]
     return None if costs.null_count() else float(costs.sum())
 
 
-def _costs(events: pl.DataFrame) -> pl.DataFrame:
+def _costs(events: pl.DataFrame, token_s: float | None = None) -> pl.DataFrame:
     """The preempt events with nth, resume_*, what was found, restored and recomputed, direct costs.
 
     The share of tokens scales the whole estimate. That is exact for linear layers, and an
     approximation for attention: each recomputed token attends to all tokens before it, so the
     tokens at the end, which the cache is the likelier to lack, cost more than their share.
-    A victim that never came back has computed nothing again.
+    A victim that never came back has computed nothing again. With `token_s` every token has that price.
     """
     own = events.with_columns(kind=_KIND).filter(pl.col("kind") == "preempt")
     away = away_intervals(events).select(
@@ -148,6 +156,9 @@ def _costs(events: pl.DataFrame) -> pl.DataFrame:
             ),
         )
     )
+    if token_s is not None:
+        by_tokens = pl.when(~_SWAP).then(pl.col("tokens") * token_s)
+        estimated, table = pl.lit(False), table.with_columns(uncached_cost_s=by_tokens)
     told_s = pl.coalesce("uncached_cost_s", "recompute_est_s")
     told_of = pl.col("tokens") - pl.when(estimated).then(pl.col("found_tokens")).fill_null(0)
     share = pl.when(told_of > 0).then(pl.col("recomputed_tokens").fill_null(0) / told_of)

@@ -13,6 +13,7 @@ import polars as pl
 
 from analyzer.lifecycles import away_intervals
 from analyzer.look import gib
+from analyzer.measured import is_cost_estimated
 from analyzer.preemptions import Choices, choices
 from analyzer.words import percent, show_time
 from traces.recording import Recording
@@ -86,7 +87,14 @@ def _cost(run: Recording, figures: Mapping[str, Any]) -> str:
         return ""  # said as the stall, which it is where copies block
     # Of what a host cache copies, only the blocks of victims are their cost.
     whose = "; its victims' return" if run.meta.preemption_mode == "offload" else ", which"
-    return f"{whose} costs {show_time(cost_s)} {_of_what(figures, run)}"
+    return f"{whose} costs {show_time(cost_s)} {_of_what(figures, run)}{_how_known(run)}"
+
+
+def _how_known(run: Recording) -> str:
+    """Of a measured run, whether its cost was measured too."""
+    if run.meta.clock != "measured":
+        return ""
+    return " by the engine's estimate, not measured" if is_cost_estimated(run) else ", measured"
 
 
 def _of_what(figures: Mapping[str, Any], run: Recording) -> str:

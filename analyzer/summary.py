@@ -10,6 +10,7 @@ from typing import Any
 import polars as pl
 
 from analyzer.latency import latency_summary, request_latency
+from analyzer.measured import recompute_token_s
 from analyzer.occupancy import occupancy_summary
 from analyzer.preemptions import preemption_cost
 from analyzer.token_gaps import token_gaps
@@ -79,7 +80,7 @@ def summarize(recording: Recording) -> dict[str, Any]:
         "duration_s": duration_s,
         "num_preemptions": row["num_preempted"],
         "num_preempted_requests": int((requests["num_preemptions"] > 0).sum()),
-        "preemption_cost_s": preemption_cost(recording.events),
+        "preemption_cost_s": preemption_cost(recording.events, recompute_token_s(recording)),
         "recomputed_tokens": row["recomputed_tokens"],
         "recomputed_frac": row["recomputed_tokens"] / computed if computed else None,
         "prefix_cached_tokens": row["cached_tokens"],

@@ -5,7 +5,7 @@ It chooses words for figures that `compare.py` computed and judged; it computes 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +13,7 @@ import polars as pl
 
 from analyzer.condition import describe_condition, side_names
 from analyzer.latency import overload_wait_s
+from analyzer.measured import copy_bytes_per_s
 from analyzer.spending import describe_spending
 from analyzer.words import label, percent, show_move, show_time
 from traces.recording import Recording
@@ -55,11 +56,18 @@ def give_verdict(
     figures_a: Mapping[str, Any],
     figures_b: Mapping[str, Any],
     table: pl.DataFrame,
+    limits: Sequence[str] = (),
 ) -> Verdict:
-    """The outcome of B against A. table: as Comparison.table; figures: as from `summarize`."""
+    """The outcome of B against A. table: as Comparison.table; figures: as from `summarize`; limits:
+    sentences on what it cannot tell, for its end."""
     calm = not figures_a["num_preemptions"] and not figures_b["num_preemptions"]
     condition = describe_condition(
-        a.meta, b.meta, a.pool_blocks, b.pool_blocks, copies=not calm
+        a.meta,
+        b.meta,
+        a.pool_blocks,
+        b.pool_blocks,
+        copies=not calm,
+        rates=(copy_bytes_per_s(a), copy_bytes_per_s(b)),
     )
     facts = _facts(table)
     changed = [f for f in facts if f.verdict != "no difference"]
@@ -72,6 +80,7 @@ def give_verdict(
             _overload(a, b),
             _refused(figures_a, figures_b),
             _unlike_ends(figures_a, figures_b),
+            *limits,
         ]
     spent = (describe_spending("A", a, figures_a), describe_spending("B", b, figures_b))
     return Verdict(

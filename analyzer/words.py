@@ -6,6 +6,8 @@ It knows the names of figures and how a number of each is written. What is good 
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from analyzer.look import gib, seconds, three_digits
 
 LABELS = {
@@ -86,11 +88,35 @@ def show_delta(metric: str, value: float | None) -> str:
     return f"{'+' if value and value > 0 else ''}{text}"
 
 
-def show_change(frac: float | None) -> str:
-    """A change as a share of A, with its sign and three digits: '−10.7 %'; '' for None."""
+def show_change(frac: float | None, *, coarse: bool = False) -> str:
+    """A change as a share of A, with its sign and three digits: '−10.7 %'; '' for None.
+
+    coarse: with one decimal below 10 %, for what is no difference, or too little to be judged, so that
+    digits of noise are not shown: '−0.2 %'.
+    """
     if frac is None:
         return ""
-    return f"{'+' if frac > 0 else ''}{three_digits(frac * 100)} %".replace("-", "−")
+    number = three_digits(frac * 100)
+    if coarse and abs(frac) < 0.0995:
+        number = f"{frac * 100:.1f}" if abs(frac) >= 5e-4 else "0"
+    sign = "+" if frac > 0 and number != "0" else ""
+    return f"{sign}{number} %".replace("-", "−")
+
+
+def show_figure(
+    metric: str, value: float | None, missing: Container[str], estimated: Container[str]
+) -> str:
+    """`show` for one side of a pair: "not recorded" where its executor could not see the figure,
+    '160 ms est.' where a model made it in a measured run."""
+    name = metric.split()[0]
+    if name in missing:
+        return NOT_RECORDED
+    return f"{show(metric, value)} est." if name in estimated and value else show(metric, value)
+
+
+def show_verdict(verdict: str | None, reason: str | None) -> str:
+    """'better'; or, in brackets, why nothing is said: '(only 4 requests)'."""
+    return verdict or (f"({reason})" if reason else "")
 
 
 def percent(share: float) -> str:

@@ -90,7 +90,8 @@ def test_compare_prints_both_sides_their_difference_and_a_verdict(
 
     found = json.loads(capsys.readouterr().out)
     assert code == 0
-    assert set(found) == {"a", "b", "delta", "verdict", "notes"}
+    assert set(found) == {"a", "b", "delta", "verdict", "estimated", "notes"}
+    assert found["estimated"] == {"A": [], "B": []}
     assert set(found["a"]) == set(found["b"]) == set(found["delta"]) == KEYS
     assert found["delta"]["duration_s"] == 0.0
     assert found["delta"]["e2e_s"] == {"mean": 0.0, "p50": 0.0, "p90": 0.0, "p99": 0.0}

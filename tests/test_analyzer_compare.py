@@ -9,12 +9,13 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analyzer.compare import (
+from analyzer.compare import compare, compare_all, preempted_requests
+from analyzer.judging import (
+    MEASURED_TOLERANCE_FRAC,
+    MIN_REQUESTS,
     MODELLED_TOLERANCE_FRAC,
+    RUN_FLOOR_FRAC,
     TOLERANCE_FRAC,
-    compare,
-    compare_all,
-    preempted_requests,
 )
 from analyzer.stats import paired_intervals, paired_sum_interval, summarize_sample
 from tests.builders import make_events, make_meta, make_requests, make_steps, record
@@ -115,14 +116,14 @@ def test_a_few_preemptions_less_are_no_difference(tmp_path: Path) -> None:
     assert row_of(found.table, "num_preempted_requests")["verdict"] == "no difference"
 
 
-def test_modelled_times_need_a_larger_difference_than_measured_ones(tmp_path: Path) -> None:
+def test_times_of_one_measured_run_each_need_the_largest_difference(tmp_path: Path) -> None:
     judged = []
-    for clock in ("modelled", "measured"):
-        a = make_run(tmp_path / f"a-{clock}", e2e=100.0, clock=clock)
-        b = make_run(tmp_path / f"b-{clock}", e2e=99.2, clock=clock)
+    for clock, e2e in (("modelled", 99.2), ("modelled", 96.0), ("measured", 96.0), ("measured", 90.0)):  # fmt: skip
+        a = make_run(tmp_path / f"a-{clock}-{e2e}", e2e=100.0, clock=clock)
+        b = make_run(tmp_path / f"b-{clock}-{e2e}", e2e=e2e, clock=clock)
         judged.append(row_of(compare(a, b).table, "e2e_s p50")["verdict"])
 
-    assert judged == ["no difference", "better"]  # 0.8 % of A
+    assert judged == ["no difference", "better", "no difference", "better"]
 
 
 def test_a_sum_over_pairs_has_an_interval_around_it() -> None:
@@ -320,7 +321,7 @@ def test_a_third_run_is_held_against_the_first(tmp_path: Path) -> None:
     assert found[0].delta == compare(a, b).delta
 
 
-def test_the_page_that_explains_figures_names_every_one_of_them_and_both_tolerances(
+def test_the_page_that_explains_figures_names_every_one_of_them_and_all_tolerances(
     tmp_path: Path,
 ) -> None:
     page = (Path(__file__).parents[1] / "docs" / "figures-explained.md").read_text()
@@ -334,3 +335,7 @@ def test_the_page_that_explains_figures_names_every_one_of_them_and_both_toleran
     assert missing == []
     assert (TOLERANCE_FRAC, MODELLED_TOLERANCE_FRAC) == (0.005, 0.01)
     assert "**0.5 %** of A, and **1 %** for times where a clock is modelled" in page
+    assert (MEASURED_TOLERANCE_FRAC, RUN_FLOOR_FRAC, MIN_REQUESTS) == (0.05, 0.001, 20)
+    assert "**5 %** for times where a clock is measured" in page
+    assert "**0.1 %** of A's duration" in page
+    assert "fewer than **20** requests" in page

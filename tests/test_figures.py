@@ -256,7 +256,7 @@ def test_times_are_said_in_the_unit_that_fits(value: float | None, expected: str
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "—"), (0, "0 GiB"), (512 * 2**20, "512 MiB"), (3.42 * 2**30, "3.42 GiB")],
+    [(None, "—"), (0, "0 B"), (512 * 2**20, "512 MiB"), (3.42 * 2**30, "3.42 GiB")],
 )
 def test_bytes_are_said_in_binary_units(value: float | None, expected: str) -> None:
     assert gib(value) == expected

@@ -267,10 +267,20 @@ def set_up(a: Run, b: Run) -> str:
         for side, run in (("A", a), ("B", b))
     }
     if clocks["A"] == clocks["B"]:
-        parts.append(f"both {'simulated, times modelled' if a.is_simulated else 'measured'}")
+        parts.append("both simulated, times modelled" if a.is_simulated else _measured(a, b))
     else:
         parts.append(f"times of A {clocks['A']}, of B {clocks['B']}")
     return " · ".join(parts)
+
+
+def _measured(a: Run, b: Run) -> str:
+    """'both measured (torch engine)', with what really ran, where that is known and the same."""
+    ran = {run.meta.executor for run in (a, b)}
+    return (
+        f"both measured ({ran.pop()} engine)"
+        if len(ran) == 1 and None not in ran
+        else "both measured"
+    )
 
 
 def _median(column: Any) -> str:

@@ -10,6 +10,7 @@ import polars as pl
 import streamlit as st
 
 from analyzer.look import Side
+from analyzer.measured import is_cost_estimated, recompute_token_s
 from analyzer.pages.parts.runs import Run
 from analyzer.pages.parts.view import Aligned, Alignment, steps_shown
 from analyzer.preemptions import preemptions
@@ -21,7 +22,7 @@ _TOLD_BY_SOME = ("cost", "uncached", "recompute_est", "swap_est")
 
 @st.cache_resource(max_entries=8, show_spinner=False)
 def _preemptions(ref: str, num_steps: int, _run: Run) -> pl.DataFrame:
-    return preemptions(_run.events, _run.steps)
+    return preemptions(_run.events, _run.steps, token_s=recompute_token_s(_run.recording))
 
 
 def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFrame, int]:
@@ -108,6 +109,16 @@ def _captions(pair: Aligned) -> list[str]:
     sides = [s for s, run in pair.runs.items() if "events.cost_s" in run.meta.not_recorded]
     if sides:
         said.append(f"Costs and estimates were not recorded in {' and '.join(sides)}.")
+    priced = [s for s, r in pair.runs.items() if recompute_token_s(r.recording) is not None]
+    if priced:
+        said.append(
+            f"Costs of recomputing in {' and '.join(priced)} are measured: tokens at the price that the run's own steps show."
+        )
+    guessed = [s for s, r in pair.runs.items() if is_cost_estimated(r.recording)]
+    if guessed:
+        said.append(
+            f"Costs of recomputing in {' and '.join(guessed)} are the engine's estimates, not measured."
+        )
     if any(run.mode == "cheapest" for run in pair.runs.values()):
         said.append(
             "Mode cheapest takes the smaller of the two estimates; recompute where they are equal or the host is full."

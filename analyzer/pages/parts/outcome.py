@@ -13,13 +13,22 @@ import numpy as np
 import polars as pl
 import streamlit as st
 
-from analyzer.compare import MODELLED_TOLERANCE_FRAC, TOLERANCE_FRAC, Comparison, compare
+from analyzer.compare import Comparison, compare
 from analyzer.figures import CONFIG, shares_below
+from analyzer.judging import TOLERANCE_FRAC
 from analyzer.latency import request_latency
 from analyzer.look import Side, Theme, seconds, three_digits
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import Run, run_names
-from analyzer.words import NOT_RECORDED, label, percent, show, show_change, show_delta
+from analyzer.words import (
+    label,
+    percent,
+    show,
+    show_change,
+    show_delta,
+    show_figure,
+    show_verdict,
+)
 
 POINTS = 800  # of a curve of shares
 COST = "preemption_cost_s"
@@ -39,7 +48,7 @@ CARDS = (
     (
         COST,
         "Preemption cost",
-        "What the preemptions cost directly. Recompute: the tokens that were computed again; what the prefix cache still held costs nothing. Swap: the time of the copies on the link, out and back; blocking copies stop the engine for it, asynchronous ones run beside it (see Stalled for copies). Offload: what was in no cache and was computed again, and the loads from the host, which run beside the computing. Queueing that follows is not in it.",
+        "What the preemptions cost directly. Recompute: the tokens that were computed again; what the prefix cache still held costs nothing. Swap: the time of the copies on the link, out and back; blocking copies stop the engine for it, asynchronous ones run beside it (see Stalled for copies). Offload: what was in no cache and was computed again, and the loads from the host, which run beside the computing. Queueing that follows is not in it. Of a measured run this is measured, too, unless it says est. (estimated).",
     ),
     (
         "full_steps_frac",
@@ -78,9 +87,11 @@ def cards_section(found: Comparison) -> None:
 
 
 def _shown(found: Comparison, side: Side, metric: str, value: float | None) -> str:
-    """A figure of a side in words; "not recorded" where its executor could not see it."""
-    missing = metric.split()[0] in found.missing.get(side, ())
-    return NOT_RECORDED if missing else show(metric, value)
+    """A figure of a side in words, with how it is known where that is not plain."""
+    unseen, guessed = (
+        names.get(side, frozenset()) for names in (found.missing, found.estimated)
+    )
+    return show_figure(metric, value, unseen, guessed)
 
 
 def _card(found: Comparison, row: dict[str, Any], title: str, explained: str) -> str:
@@ -97,7 +108,7 @@ def _card(found: Comparison, row: dict[str, Any], title: str, explained: str) ->
 
 def _change(row: dict[str, Any]) -> str:
     """'▼ 10.0 % better', 'no difference'; in points where the figure is a share."""
-    delta, word = row["delta"], row["verdict"] or ""
+    delta, word = row["delta"], show_verdict(row["verdict"], row["reason"])
     if delta is None:
         return "not comparable"
     if word == "no difference" or not delta:
@@ -121,7 +132,10 @@ def delta_section(found: Comparison) -> None:
             "B − A": [
                 show_delta(m, v) for m, v in zip(rows["metric"], rows["delta"], strict=True)
             ],
-            "Change": [show_change(f) for f in rows["delta_frac"]],
+            "Change": [
+                show_change(f, coarse=v not in ("better", "worse"))
+                for f, v in zip(rows["delta_frac"], rows["verdict"], strict=True)
+            ],
             "95 % interval of B − A": [_interval(r) for r in rows.iter_rows(named=True)],
             "B is": [_judged(r) for r in rows.iter_rows(named=True)],
         }
@@ -139,16 +153,24 @@ def delta_section(found: Comparison) -> None:
         },
         alt="Figures of run A and run B with their differences",
     )
-    st.caption(
-        "Intervals: paired block bootstrap over requests; they say what another draw of such requests could have given, and nothing of the model's error. "
-        f"No difference: the interval holds zero, or the figures differ by less than {percent(MODELLED_TOLERANCE_FRAC)} where times are modelled, {percent(TOLERANCE_FRAC)} otherwise."
+    st.caption(_how_judged(found))
+
+
+def _how_judged(found: Comparison) -> str:
+    """What the intervals hold, and from what difference on there is a verdict."""
+    rules = found.rules
+    unknown = "of run-to-run noise" if rules.noise_frac else "of the model's error"
+    wider = f", widened by {percent(rules.noise_frac)} of A," if rules.noise_frac else ""
+    return (
+        f"Intervals: paired block bootstrap over requests; they say what another draw of such requests could have given, and nothing {unknown}. "
+        f"No difference: the interval{wider} holds zero, or times differ by less than {percent(rules.time_frac)}, other figures by less than {percent(TOLERANCE_FRAC)}."
     )
 
 
 def _judged(row: dict[str, Any]) -> str:
     """'▼ better': the arrow says where the figure went, the word what that means."""
-    word = str(row["verdict"] or "")
-    if not row["delta"] or not word or word == "no difference":
+    word = show_verdict(row["verdict"], row["reason"])
+    if not row["delta"] or not row["verdict"] or word == "no difference":
         return word
     return f"{'▲' if row['delta'] > 0 else '▼'} {word}"
 
