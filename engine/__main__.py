@@ -7,8 +7,10 @@ flag. Every user error is one sentence on standard error and exit code 2.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
+import tempfile
 import warnings
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,13 +27,14 @@ from engine.flags import (
     read_settings,
     read_workload,
 )
-from engine.progress import print_notes, progress_bar
+from engine.progress import print_notes, print_unfinished, progress_bar
 from engine.run_command import add_run_parser
-from traces.errors import InvariantError, KVReplayError, SettingsError
+from traces.errors import InvariantError, KVReplayError, RecordingError, SettingsError
 
 if TYPE_CHECKING:
     from engine.config import EngineSettings
     from engine.recorded_times import RecordedTimes
+    from traces.recording import Recording
     from traces.workload import Workload
 
 EXIT_USER_ERROR = 2
@@ -68,7 +71,12 @@ def build_parser() -> argparse.ArgumentParser:
         description="Run the requests of a recording again, under the settings it was made with; flags change them.",
     )
     again.add_argument("recording", help="folder or zip of a recording, from a live vLLM too")
-    again.add_argument("--out", required=True, help="directory for the new recording")
+    again.add_argument("--out", help="directory for the new recording")
+    again.add_argument(
+        "--check",
+        action="store_true",
+        help="hold the replay against the recording: say that all is equal, or the first difference (exit code 1); --out is not needed",
+    )
     again.add_argument(
         "--overwrite", action="store_true", help="replace a recording that is in --out"
     )
@@ -105,11 +113,15 @@ def simulate_command(args: argparse.Namespace) -> int:
 def replay_command(args: argparse.Namespace) -> int:
     """Run `replay`; returns the exit code."""
     from engine.recorded_times import RecordedTimes
-    from engine.replay import settings_of
+    from engine.replay import refuse_inside, settings_of
     from traces.recording import open_recording
     from traces.replay import workload_of
 
+    if args.out is None and not args.check:
+        raise SettingsError("--out DIR is missing: where the new recording goes.")
     with open_recording(args.recording) as recording:
+        for flag in ("out", "decisions"):
+            refuse_inside(recording, args.recording, f"--{flag}", getattr(args, flag))
         asked = {"model": args.model, "preemption_mode": args.preemption_mode}
         given = {name: value for name, value in asked.items() if value}
         if recording.meta.clock == "measured":
@@ -121,7 +133,55 @@ def replay_command(args: argparse.Namespace) -> int:
                 stacklevel=1,
             )
         times = RecordedTimes(recording) if settings.clock == "measured" else None
-        return _simulate(args, workload_of(recording), settings, times)
+        workload = workload_of(recording, as_it_ended=times is not None)
+        if args.check:
+            return _check_replay(args, recording, workload, settings, times)
+        return _simulate(args, workload, settings, times)
+
+
+def _check_replay(
+    args: argparse.Namespace,
+    recording: Recording,
+    workload: Workload,
+    settings: EngineSettings,
+    times: RecordedTimes | None,
+) -> int:
+    """Replay and say whether it came out as recorded; returns 0 if it did, 1 if not."""
+    from engine.replay import compare
+    from engine.simulator import simulate
+    from traces.recording import open_recording
+
+    if times is None and recording.meta.clock == "measured":
+        raise SettingsError(
+            "--check needs the recorded times, as these were measured: give --clock measured."
+        )
+    if times is None and recording.status != "completed":
+        raise SettingsError(
+            f"--check of a run that did not complete ({recording.status}) needs measured times, and these are {recording.meta.clock}. Leave --check away."
+        )
+    if args.decisions:
+        raise SettingsError("--check writes no log of decisions: leave --decisions away.")
+    blocks = args.blocks or recording.blocks is not None
+    with tempfile.TemporaryDirectory(prefix="kv-replay-") as temporary:
+        out = args.out or str(Path(temporary) / "replay")
+        refused = None
+        try:
+            simulate(
+                workload, settings, out, overwrite=args.overwrite, blocks=blocks, times=times
+            )
+        except RecordingError as error:
+            if times is None or not times.differs:
+                raise
+            refused = str(error)  # what was decided until then shows where it began
+        with open_recording(out) as again:
+            found = compare(recording, again)
+    difference = found.difference or refused
+    if args.json:
+        print(json.dumps({**dataclasses.asdict(found), "difference": difference}))
+        return int(difference is not None)
+    print_notes(workload)
+    print(found if found.difference or not refused else f"different: {refused}")
+    return int(difference is not None)
 
 
 def _simulate(
@@ -186,13 +246,6 @@ def warm_up_command(args: argparse.Namespace) -> int:
     return 0
 
 
-_WHY_UNFINISHED = {
-    "stalled": "Nothing more could be scheduled: the head of the queue can never fit. Without --compat such requests are refused with the reason.",
-    "livelock": "No new token came for livelock_steps steps: requests preempt themselves for ever. Give a larger pool, or leave --compat away.",
-    "max_steps": "The run was cut at max_steps.",
-}
-
-
 def _print_result(result: dict[str, Any], workload: Workload) -> None:
     print_notes(workload)
     line = f"{result['status']}: {len(workload):,} requests"
@@ -202,10 +255,7 @@ def _print_result(result: dict[str, Any], workload: Workload) -> None:
             f"{result['duration_s']:,.1f} s of engine time in {result['wall_s']:.1f} s"
         )
     print(line)
-    if result.get("num_unfinished"):
-        print(
-            f"note: {result['num_unfinished']:,} requests never finished. {_WHY_UNFINISHED.get(result['status'], '')}"
-        )
+    print_unfinished(result["status"], result.get("num_unfinished", 0))
     print(f"recording: {result['out']}  (python -m analyzer summary {result['out']})")
 
 
@@ -226,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"error: {what}. Check the paths and numbers given.", file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt as stop:
-        print("stopped; what was recorded so far is readable", file=sys.stderr)
+        print(str(stop) or "stopped; what was recorded so far is readable", file=sys.stderr)
         return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:
         return 0

@@ -282,6 +282,10 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         raise SettingsError(
             f"host_gib {s.host_gib:g} holds no block of the host cache. Give more, or num_host_blocks."
         )
+    if host > _MOST:
+        raise SettingsError(
+            f"host_gib {s.host_gib:g} holds {host:,} blocks of {s.block_size:,} tokens, and at most {_MOST:,} can be counted. Give less, a larger block_size, or num_host_blocks."
+        )
     if blocks > MAX_BLOCKS:
         raise SettingsError(
             f"the pool would have {blocks:,} blocks, and at most {MAX_BLOCKS:,} can be simulated. Use larger blocks or less memory."

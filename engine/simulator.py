@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numba
 import numpy as np
+import polars as pl
 import pyarrow as pa
 
 from engine import VERSION
@@ -24,8 +25,8 @@ from engine.config import EngineSettings, Resolved, resolve
 from engine.core.loop import Code, begin, finish, run_chunk
 from engine.core.state import State, make_state
 from engine.ownership import Ownership
-from engine.recorder import Recorder, prepare_directory, writing
-from traces.errors import SettingsError
+from engine.recorder import WORK, Recorder, prepare_directory, writing
+from traces.errors import RecordingError, SettingsError
 from traces.workload import Workload
 
 if TYPE_CHECKING:
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 CHUNK_STEPS = 8_000
 LONGEST_RUN_S = 1e10  # 300 years: beyond it, a number is wrong, not the load high
 BASELINE = "0.26.0"
+# What an executor knows of the work in a step: nothing is executed here.
+NOT_RECORDED = tuple(f"steps.{name}" for name, _ in WORK)
 END_STATUS = {
     Code.DONE: "completed",
     Code.STALLED: "stalled",
@@ -80,22 +83,26 @@ def simulate(
 
     progress and cancelled are called between chunks of steps. A cancelled run leaves a readable
     recording of what it did. blocks: record who held which block, too (some ten times slower, as
-    every step is looked at). times: of a recording, for the clock `measured`.
+    every step is looked at). times: of a recording, for the clock `measured`; where the recorded run
+    was stopped from outside, this one ends there too, with its status.
 
-    Raises: SettingsError before anything is written; RecordingError where `times` are of another run.
+    Raises: SettingsError before anything is written; RecordingError where `times` are of another run,
+    what was decided until then is recorded.
     """
     run = _Run(workload, settings, out_dir, overwrite, blocks=blocks, times=times)
     started = time.perf_counter()
-    code = Code.MORE
     status = None
     while status is None:
-        code = run.chunk(CHUNK_STEPS)
+        try:
+            code = run.chunk(CHUNK_STEPS)
+            status = run.status(code)
+        except RecordingError:
+            run.close("failed", time.perf_counter() - started)
+            raise
         run.record()
         if progress is not None:
             progress(run.progress())
-        if code in END_STATUS:
-            status = END_STATUS[code]
-        elif cancelled is not None and cancelled():
+        if status is None and cancelled is not None and cancelled():
             status = "cancelled"
     return run.close(status, time.perf_counter() - started)
 
@@ -124,14 +131,14 @@ def simulate_by_step(
             continue
         if code == Code.DRAINED:
             yield "drained", run.state, run.ids
-            continue
         if code == Code.MORE:
             yield "scheduled", run.state, run.ids
             code = run.finish()
             yield "processed", run.state, run.ids
-        if code in END_STATUS:
-            run.close(END_STATUS[code], time.perf_counter() - started)
-            yield END_STATUS[code], run.state, run.ids
+        status = run.status(code)
+        if status is not None:
+            run.close(status, time.perf_counter() - started)
+            yield status, run.state, run.ids
             return
 
 
@@ -184,7 +191,7 @@ class _Run:
         directory = prepare_directory(out_dir, overwrite=overwrite)
         self.recorder = Recorder(
             directory,
-            run_metadata(workload, self.resolved),
+            run_metadata(workload, self.resolved) | {"not_recorded": list(NOT_RECORDED)},
             self.ids,
             columns["priority"],
             settings.block_size,
@@ -206,7 +213,18 @@ class _Run:
                 code = self.finish()
             if code not in (Code.MORE, Code.DRAINED):
                 return code
+            if self.times is not None and self.times.ended(self.state):
+                return code
         return Code.MORE
+
+    def status(self, code: Code) -> str | None:
+        """How the run ended, if that iteration was its last. Raises RecordingError: before its times did."""
+        if self.times is not None:
+            if self.times.ended(self.state):
+                return self.times.status
+            if code in END_STATUS:
+                self.times.check_end()
+        return END_STATUS.get(code)
 
     def begin(self) -> Code:
         """One `begin`, with what is looked at and given around it."""
@@ -296,9 +314,6 @@ def core_columns(workload: Workload, settings: EngineSettings) -> dict[str, np.n
             )
         arrival = table["arrival_step"].cast(float).to_numpy()
         abort = table["abort_step"].cast(float).fill_null(np.nan).to_numpy()
-    ids = table["request_id"].to_numpy()
-    tie = np.empty(len(ids), np.int64)
-    tie[np.argsort(ids.astype(str), kind="stable")] = np.arange(len(ids))
     prefix = table["prefix_ids"]
     count = prefix.list.len().fill_null(0).to_numpy()
     flat = prefix.explode(empty_as_null=False, keep_nulls=False).to_numpy()
@@ -312,11 +327,22 @@ def core_columns(workload: Workload, settings: EngineSettings) -> dict[str, np.n
         "output_tokens": table["output_tokens"].to_numpy(),
         "priority": table["priority"].to_numpy(),
         "abort_s": abort,
-        "abort_tie": tie,
+        "abort_tie": _abort_tie(table),
         "seg_count": count,
         "seg_id": flat,
         "seg_len": lengths,
     }
+
+
+def _abort_tie(table: pl.DataFrame) -> np.ndarray:
+    """Order of aborts at one time: by id, but for what was recorded in another order."""
+    ids = table["request_id"].to_numpy().astype(str)
+    told = np.zeros(len(ids), np.int64)
+    if "abort_order" in table.columns:
+        told = table["abort_order"].fill_null(np.iinfo(np.int64).max).to_numpy()
+    tie = np.empty(len(ids), np.int64)
+    tie[np.lexsort((ids, told))] = np.arange(len(ids))
+    return tie
 
 
 def run_metadata(workload: Workload, resolved: Resolved) -> dict[str, Any]:

@@ -101,6 +101,15 @@ def test_host_gib_are_whole_blocks() -> None:
     assert resolved.host_blocks == 512
 
 
+def test_more_host_blocks_than_can_be_counted_are_refused_by_name() -> None:
+    settings = EngineSettings(
+        num_gpu_blocks=9, preemption_mode="swap", host_gib=1e6, block_size=1
+    )
+
+    with pytest.raises(SettingsError, match="host_gib 1e\\+06 holds 8,192,000,000 blocks"):
+        resolve(settings)
+
+
 def test_without_chunking_a_budget_below_max_model_len_is_refused() -> None:
     with pytest.raises(SettingsError, match="with chunked prefill off"):
         resolve(make_settings(enable_chunked_prefill=False, max_num_batched_tokens=32))

@@ -5,13 +5,14 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+import polars as pl
 import pytest
 
 from engine.__main__ import main
 from engine.config import EngineSettings
-from engine.replay import settings_of
+from engine.replay import compare, settings_of
 from engine.simulator import simulate
-from tests.engine_builders import make_request, make_settings, make_trace
+from tests.engine_builders import SECONDS, make_request, make_settings, make_trace
 from traces.errors import SettingsError
 from traces.recording import Recording, open_recording
 from traces.recording_meta import Meta
@@ -50,7 +51,9 @@ def test_the_workload_of_a_recording_has_what_was_asked(tmp_path: Path) -> None:
     assert table["priority"].to_list() == [0, 0, 2, 0]
     assert table["prefix_ids"].to_list() == [[7], [7], [], []]
     assert workload.prefix_block_tokens == 4
-    assert "1 requests were aborted, unfinished or refused on the way" in " ".join(workload.report.notes)
+    assert "1 requests were aborted, unfinished or refused on the way" in " ".join(
+        workload.report.notes
+    )
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -174,11 +177,9 @@ def test_a_model_that_is_no_name_is_refused() -> None:
         settings_of(Meta({"settings": {"num_gpu_blocks": 9, "model": {"layers": 3}}}))
 
 
-def test_a_request_that_outgrew_the_pool_outgrows_it_again(tmp_path):
+def test_a_request_that_outgrew_the_pool_outgrows_it_again(tmp_path: Path) -> None:
     trace = tmp_path / "t.csv"
-    trace.write_text(
-        "request_id,arrival_s,prompt_tokens,output_tokens\na,0,34,60\nb,0,7,5\n"
-    )
+    trace.write_text("request_id,arrival_s,prompt_tokens,output_tokens\na,0,34,60\nb,0,7,5\n")
     args = ["--num-gpu-blocks", "5", "--no-reserve-full-isl", "--max-model-len", "4096"]
     assert main(["simulate", str(trace), "--out", str(tmp_path / "a"), *args]) == 0
 
@@ -188,3 +189,84 @@ def test_a_request_that_outgrew_the_pool_outgrows_it_again(tmp_path):
         assert a.requests["status"].to_list() == ["finished", "refused"]
         assert a.steps.equals(b.steps)
         assert a.requests["output_tokens"].to_list() == b.requests["output_tokens"].to_list()
+
+
+def test_aborts_of_one_step_keep_their_order(tmp_path: Path) -> None:
+    trace = make_trace(
+        make_request("a", 4, 9),
+        make_request("r10", 4, 9, abort=1.2),
+        make_request("r2", 4, 9, abort=1.4),
+    )
+    settings = make_settings(20, clock="modelled", cost_overrides=SECONDS)
+    simulate(trace, settings, tmp_path / "a")
+    first = open_recording(tmp_path / "a")
+
+    simulate(workload_of(first), settings_of(first.meta), tmp_path / "b")
+
+    again = open_recording(tmp_path / "b")
+    aborts = first.events.filter(first.events["kind"].cast(str) == "abort")
+    assert aborts["request_id"].to_list() == ["r10", "r2"]
+    assert aborts["step"].n_unique() == 1
+    assert again.events.equals(first.events)
+
+
+@pytest.mark.parametrize("inside", ["", "more"])
+def test_a_recording_is_not_replayed_onto_itself(
+    inside: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(tmp_path / "a")
+    out = tmp_path / "a" / inside
+
+    code = main(["replay", str(tmp_path / "a"), "--out", str(out), "--overwrite"])
+
+    assert code == 2
+    assert "is the recording that is replayed, or lies in it" in capsys.readouterr().err
+    assert open_recording(tmp_path / "a").complete
+
+
+def test_a_replay_is_held_against_its_recording(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = run(tmp_path / "a")
+    args = ["replay", str(tmp_path / "a"), "--check"]
+
+    assert main(args) == 0
+    n, e = first.steps.height, first.events.height
+    assert f"{n} of {n} steps, {e} events, 4 requests equal" in capsys.readouterr().out
+
+    assert main([*args, "--num-gpu-blocks", "40"]) == 1
+    said = capsys.readouterr().out
+    assert (
+        "different: table steps, row 1 (step 0), free_blocks: 3 in the recording, 37 in" in said
+    )
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["a"]
+
+
+def test_block_intervals_are_joined_where_a_part_was_written(tmp_path: Path) -> None:
+    simulate(TRACE, make_settings(5), tmp_path / "a", blocks=True)
+    first, other = open_recording(tmp_path / "a"), open_recording(tmp_path / "a")
+    blocks = first.blocks
+    assert blocks is not None
+    long = blocks.filter(pl.col("last_step") > pl.col("first_step"))
+    cut = [
+        blocks.filter(pl.col("last_step") == pl.col("first_step")),
+        long.with_columns(last_step="first_step"),
+        long.with_columns(first_step=pl.col("first_step") + 1),
+    ]
+    assert long.height > 0
+
+    other.__dict__["blocks"] = pl.concat(cut)
+    assert compare(first, other).difference is None
+    other.__dict__["blocks"] = pl.concat(cut[:2])
+    assert "table blocks" in str(compare(first, other).difference)
+
+
+def test_a_difference_names_both_sides(tmp_path: Path) -> None:
+    first, other = run(tmp_path / "a"), open_recording(tmp_path / "a")
+    other.__dict__["events"] = first.events[:-1]
+
+    said = str(compare(first, other))
+
+    n = first.events.height
+    assert f"table events: {n} rows in the recording, {n - 1} in the replay" in said
+    assert "the first that only the recording has: step 31, kind finish, request_id d" in said

@@ -219,3 +219,11 @@ def test_metadata_say_what_made_the_run(tmp_path: Path) -> None:
     assert meta.settings["num_gpu_blocks"] == 5
     assert meta.pool_blocks == 4
     assert meta["vllm_baseline"] == "0.26.0"
+
+
+def test_what_no_executor_saw_is_named_as_not_recorded(tmp_path: Path) -> None:
+    recording = run(make_trace(make_request("a", 4, 3)), timed(), tmp_path)
+
+    empty = {f"steps.{c}" for c in recording.steps.columns if recording.steps[c].null_count()}
+    assert len(empty) == 8
+    assert recording.meta.not_recorded == empty

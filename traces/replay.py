@@ -7,6 +7,8 @@ business (engine/replay.py).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import polars as pl
 
 from traces.errors import WorkloadError
@@ -18,19 +20,22 @@ from traces.workload import ReadReport, Workload, make_workload
 MORE_TOKENS = 1_024
 
 
-def workload_of(recording: Recording) -> Workload:
+def workload_of(recording: Recording, *, as_it_ended: bool = False) -> Workload:
     """The requests of a recording, in order of arrival, with steps of arrival and abort.
 
-    Requests that were unfinished at the end are aborted after the last step. The report's notes say
-    what is missing. Raises WorkloadError where no request has a prompt length.
+    Requests that were unfinished at the end are aborted after the last step; as_it_ended: they are
+    not, and those that had not arrived are kept, for a replay that ends where the recorded run did.
+    The table has one column more, abort_order: aborts of one time are in the order of their events.
+    The report's notes say what is missing. Raises WorkloadError where no request has a prompt length.
     """
-    requests = _with_order(recording)
+    requests = _with_order(recording, as_it_ended)
     came = ~(
         (pl.col("status").cast(pl.String) == "unfinished")
         & pl.col("place").is_null()
         & pl.col("arrival_step").is_null()
     )
-    requests = requests.filter(came)  # the run ended before the others arrived
+    if not as_it_ended:
+        requests = requests.filter(came)  # the run ended before the others arrived
     known = requests.filter(
         pl.col("prompt_tokens").is_not_null() & (pl.col("prompt_tokens") > 0)
     )
@@ -54,7 +59,7 @@ def workload_of(recording: Recording) -> Workload:
     said = recording.meta.workload
     block = said.get("prefix_block_tokens")
     concurrency = said.get("concurrency")
-    return make_workload(
+    workload = make_workload(
         {c: columns[c] for c in _COLUMNS},
         name=recording.label,
         report=ReadReport(
@@ -67,6 +72,9 @@ def workload_of(recording: Recording) -> Workload:
         concurrency=concurrency if isinstance(concurrency, int) else None,
         estimated=bool(said.get("estimated", False)),
     )
+    order = columns.select("request_id", "abort_order")
+    table = workload.table.join(order, on="request_id", how="left", maintain_order="left")
+    return replace(workload, table=table)
 
 
 _COLUMNS = (
@@ -75,23 +83,34 @@ _COLUMNS = (
 )  # fmt: skip
 
 
-def _with_order(recording: Recording) -> pl.DataFrame:
-    """Requests in order of their arrival, with the step and time at which each was cut short."""
+def _with_order(recording: Recording, as_it_ended: bool) -> pl.DataFrame:
+    """Requests in order of their arrival, with the step, time and place at which each was cut short."""
     events = recording.events.with_row_index("place").with_columns(
         kind=pl.col("kind").cast(pl.String)
     )
     arrive = events.filter(pl.col("kind") == "arrive").select("request_id", "place")
     abort = events.filter(pl.col("kind") == "abort").select(
-        "request_id", abort_step="step", abort_s="t_s"
+        "request_id",
+        abort_step="step",
+        abort_s="t_s",
+        abort_order=pl.col("place").cast(pl.Int64),
     )
     last = recording.steps.select(
         step=pl.col("step").max() + 1, end_s=(pl.col("t_start_s") + pl.col("duration_s")).max()
     )
     end_step, end_s = last.row(0) if last.height else (None, None)
-    open_at_end = pl.col("status").cast(pl.String) == "unfinished"
+    open_at_end = (pl.col("status").cast(pl.String) == "unfinished") & (not as_it_ended)
+    arrival_s = pl.col("arrival_s")
+    if as_it_ended and recording.meta.workload.get(
+        "concurrency"
+    ):  # who had not arrived, comes after all who had
+        arrival_s = (
+            pl.when(pl.col("place").is_null()).then(pl.max("arrival_s")).otherwise("arrival_s")
+        )
     return (
         recording.requests.join(arrive, on="request_id", how="left")
         .join(abort, on="request_id", how="left")
+        .with_columns(arrival_s=arrival_s)
         .with_columns(
             abort_step=pl.when(open_at_end).then(end_step).otherwise(pl.col("abort_step")),
             abort_s=pl.when(open_at_end)

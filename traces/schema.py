@@ -388,8 +388,18 @@ BLOCKS = Table(
         _c("block_id", _I32, "id", "GPU block, from 1; 0 is the null block"),
         _c("request_id", _STR, "key", "who held it"),
         _c("logical_index", _I32, "index", "position in the block table of the request"),
-        _c("first_step", _I64, "index", "first step in which it was held"),
-        _c("last_step", _I64, "index", "last step in which it was held"),
+        _c(
+            "first_step",
+            _I64,
+            "index",
+            "first step in which it was held; an interval may be cut in two where a part was written",
+        ),
+        _c(
+            "last_step",
+            _I64,
+            "index",
+            "last step in which it was held, or the step before the next piece of the interval",
+        ),
     ),
     required=False,
 )

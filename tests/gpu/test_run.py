@@ -5,17 +5,20 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import polars as pl
 import pytest
 
+from engine.__main__ import main
 from engine.config import resolve
 from engine.core.state import make_state
+from engine.gpu.run import RunOptions, run
 from engine.gpu.tokens import Tokens
 from engine.recorded_times import RecordedTimes
-from engine.replay import settings_of
+from engine.replay import compare, settings_of
 from engine.simulator import core_columns, simulate
 from tests.gpu import runs
 from traces.errors import RecordingError
-from traces.recording import open_recording
+from traces.recording import Recording, open_recording
 from traces.replay import workload_of
 from traces.workload import ReadReport, make_workload
 
@@ -179,10 +182,36 @@ def test_ownership_adds_up_to_the_used_blocks_of_every_step(
     with open_recording(tmp_path / "out") as recording:
         blocks, steps = recording.blocks, recording.steps
     assert blocks is not None
-    held = np.zeros(steps.height, int)
-    for first, last in zip(blocks["first_step"], blocks["last_step"], strict=True):
-        held[first : last + 1] += 1
-    assert held.tolist() == steps["used_blocks"].to_list()
+    assert _held(blocks, steps.height) == steps["used_blocks"].to_list()
+
+
+def test_ownership_adds_up_where_a_step_in_flight_may_still_write(
+    folder: Path, tmp_path: Path
+) -> None:
+    chosen = runs.settings(
+        folder,
+        enable_prefix_caching=False,
+        async_scheduling=True,
+        compat="vllm-0.26",  # without it the engine waits for that step
+        **runs.MODES["offload of all blocks"],
+    )
+
+    ran = runs.go(runs.workload(), chosen, tmp_path / "torch")
+    simulate(runs.workload(), chosen, tmp_path / "simulated", blocks=True)
+
+    assert ran.result.num_preemptions > 0
+    for side in ("torch", "simulated"):
+        with open_recording(tmp_path / side) as recording:
+            blocks, steps = recording.blocks, recording.steps
+        assert blocks is not None
+        assert _held(blocks, steps.height) == steps["used_blocks"].to_list()
+
+
+def _held(blocks: pl.DataFrame, num_steps: int) -> list[int]:
+    held = np.zeros(num_steps + 2, int)
+    np.add.at(held, blocks["first_step"].to_numpy(), 1)
+    np.add.at(held, blocks["last_step"].to_numpy() + 1, -1)
+    return held.cumsum()[:num_steps].tolist()
 
 
 def test_every_step_says_what_it_computed_and_how_long_that_took(
@@ -245,3 +274,105 @@ def test_times_of_another_run_are_refused_where_they_end(folder: Path, tmp_path:
         again = runs.settings(folder, clock="measured")
         with pytest.raises(RecordingError, match="so it was decided otherwise"):
             simulate(more, again, tmp_path / "other", times=RecordedTimes(recording))
+
+
+def replayed(folder: Path, recorded: Path, out: Path, **changes: object) -> Recording:
+    """The recording run again with its times, as far as it went."""
+    with open_recording(recorded) as recording:
+        again = settings_of(recording.meta, model=str(folder), **changes)
+        load = workload_of(recording, as_it_ended=True)
+        simulate(load, again, out, blocks=True, times=RecordedTimes(recording))
+    return open_recording(out)
+
+
+def test_recorded_steps_that_are_left_over_are_refused(folder: Path, tmp_path: Path) -> None:
+    runs.go(runs.workload(), runs.settings(folder, clock="measured"), tmp_path / "torch")
+
+    with pytest.raises(RecordingError, match=r"ends after \d+ of the \d+ recorded steps"):
+        replayed(folder, tmp_path / "torch", tmp_path / "roomy", num_gpu_blocks=runs.AMPLE)
+
+    assert open_recording(tmp_path / "roomy").status == "failed"
+
+
+@pytest.mark.parametrize("lost", ["rows", "lengths"])
+def test_a_copy_without_a_time_is_named(lost: str, folder: Path, tmp_path: Path) -> None:
+    chosen = runs.settings(folder, clock="measured", **runs.MODES["swap, asynchronous"])
+    runs.go(runs.workload(), chosen, tmp_path / "torch")
+
+    with open_recording(tmp_path / "torch") as recording:
+        load = workload_of(recording)
+        copies = pl.col("kind").cast(pl.String).is_in(["swap_out", "swap_in"])
+        first = recording.events.filter(copies).row(0, named=True)
+        recording.__dict__["events"] = (
+            recording.events.filter(~copies)
+            if lost == "rows"
+            else recording.events.with_columns(cost_s=pl.when(~copies).then("cost_s"))
+        )
+        times = RecordedTimes(recording)
+
+    wanted = f"no time for the copy of request {first['request_id']} in step {first['step']} "
+    with pytest.raises(RecordingError, match=wanted):
+        simulate(load, chosen, tmp_path / "again", times=times)
+
+
+@OVERLAP
+@pytest.mark.parametrize("mode", ["recompute", "swap, asynchronous", "offload"])
+def test_a_stopped_run_is_replayed_as_far_as_it_went(
+    mode: str, overlapping: bool, folder: Path, tmp_path: Path
+) -> None:
+    chosen = runs.settings(
+        folder, clock="measured", async_scheduling=overlapping, **runs.MODES[mode]
+    )
+    ended: list[str] = []
+
+    def stop(request: str, tokens: np.ndarray) -> None:
+        ended.append(request)
+        if len(ended) == 5:
+            raise KeyboardInterrupt
+
+    options = RunOptions(dtype="float64", random_weights=0, blocks=True)
+    with pytest.raises(KeyboardInterrupt):
+        run(runs.workload(), chosen, tmp_path / "torch", options, on_end=stop)
+
+    again = replayed(folder, tmp_path / "torch", tmp_path / "again")
+    first = open_recording(tmp_path / "torch")
+    assert first.status == again.status == "stopped"
+    assert first.requests["status"].cast(str).to_list().count("unfinished") > 0
+    assert compare(first, again).difference is None
+    assert again.steps.height == first.steps.height
+
+
+def test_a_run_of_max_steps_is_replayed_with_its_unfinished_requests(
+    folder: Path, tmp_path: Path
+) -> None:
+    runs.go(
+        runs.workload(),
+        runs.settings(folder, clock="measured", max_steps=20),
+        tmp_path / "torch",
+    )
+
+    again = replayed(folder, tmp_path / "torch", tmp_path / "again")
+
+    first = open_recording(tmp_path / "torch")
+    assert again.status == "max_steps"
+    assert compare(first, again).difference is None
+    assert again.requests["status"].equals(first.requests["status"])
+
+
+def test_the_command_line_says_whether_a_replay_is_equal(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ran = runs.go(runs.workload(), runs.settings(folder, clock="measured"), tmp_path / "torch")
+    args = ["replay", str(tmp_path / "torch"), "--check", "--model", str(folder)]
+
+    assert main([*args, "--clock", "measured"]) == 0
+    n = ran.result.num_steps
+    said = capsys.readouterr().out
+    assert f"{n} of {n} steps, " in said
+    assert " block intervals equal" in said
+
+    assert main([*args, "--clock", "measured", "--num-gpu-blocks", "400"]) == 1
+    assert "different: table steps, row 1 (step 0)" in capsys.readouterr().out
+
+    assert main(args) == 2
+    assert "give --clock measured" in capsys.readouterr().err
