@@ -587,3 +587,15 @@ def test_a_full_pool_without_a_queue_asks_for_the_counter() -> None:
 
     assert words(found) == ["INSUFFICIENT_EVIDENCE"]
     assert "num_preemptions_total" in found.next_step.first.change
+
+
+def test_a_queue_that_drained_is_told_by_its_height() -> None:
+    seen = ((5, 0, 10.0), (60, 20, 99.0), (50, 4, 98.0), (20, 0, 50.0))
+    lines = [
+        v1(10 * i, r, w, u, prompt=400.0, generation=600.0) for i, (r, w, u) in enumerate(seen)
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "CAPACITY_QUEUE"
+    assert "up to 20 requests waited outside, none in the end" in found.verdict.statement

@@ -190,6 +190,9 @@ def find_queue(q: Quantities) -> Finding | None:
         {"waiting_first": int(w[0]), "waiting_last": int(w[-1]), "per_s": rate},
         series.lines(int(at[0]), int(at[-1])),
     )
+    outside = f"{w[-1]:.0f} requests wait outside"
+    if w[-1] == 0:
+        outside = f"up to {w.max():.0f} requests waited outside, none in the end"
     unknown = q.preemptions.kind == UNKNOWN
     limit = q.number("max_num_seqs")
     useless = ["--max-num-seqs: it is not the limit that binds, the pool is"]
@@ -198,7 +201,7 @@ def find_queue(q: Quantities) -> Finding | None:
     return Finding(
         "CAPACITY_QUEUE",
         "high" if w.max() > high else "medium",
-        f"The pool is full ({percent(float(np.median(u[queued])))}) and {w[-1]:.0f} requests wait outside"
+        f"The pool is full ({percent(float(np.median(u[queued])))}) and {outside}"
         f"{growth}; preemption is "
         + ("not proven." if unknown else f"{q.preemptions.text()}."),
         (proof, *held_proof(q), *_refusals(q)),
