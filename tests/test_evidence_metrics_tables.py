@@ -352,7 +352,7 @@ def test_columns_may_be_set_with_blanks_and_rows_may_name_their_values(text: str
 
 def test_sentences_around_a_table_are_read_as_notes() -> None:
     text = (
-        "vLLM 0.9.1, prompts of 3000 tokens, 500 output tokens\n\n| Concurrency | Preemptions |\n|--|--|\n"
+        "vLLM 0.9.1, `--max-num-seqs 64`, prompts of 3000 tokens, 500 output tokens\n\n| Concurrency | Preemptions |\n|--|--|\n"
         "| 8 | 0 |\n| 32 | 9 |\n"
     )
 
@@ -360,6 +360,7 @@ def test_sentences_around_a_table_are_read_as_notes() -> None:
 
     assert {f.name: f.value for f in found.facts} == {
         "version": "0.9.1",
+        "max_num_seqs": 64,
         "prompt_tokens": 3000,
         "output_tokens": 500,
     }
@@ -377,6 +378,16 @@ def test_a_table_set_with_blanks_may_be_a_series() -> None:
         (102, 11, 950),
     ]
     assert [s["num_preempted"] for s in found.samples] == [0, 1, 0]
+    assert [(f.name, f.value, f.inferred) for f in found.facts] == [("pool_blocks", 1024, True)]
+
+
+def test_the_pool_of_a_step_trace_is_used_and_free_together() -> None:
+    found = steps.read(
+        Source.from_text("t", "step=1 used=10 free=30\nstep=2 used=28 free=12\n")
+    )
+
+    assert [(f.name, f.value, f.inferred) for f in found.facts] == [("pool_blocks", 40, True)]
+    assert [s["kv_usage_frac"] for s in found.samples] == [0.25, 0.7]
 
 
 def test_steps_may_stand_in_brackets_and_have_times() -> None:

@@ -24,7 +24,7 @@ from traces.evidence.source import Source
 
 MAX_LINES = 5_000
 MAX_LINE = 4_000  # nobody types a longer line
-_WORD = r"(?:\"[^\"]*\"|'[^']*'|[^\s,;()\[\]{}|&]+)"
+_WORD = r"(?:\"[^\"]*\"|'[^']*'|[^\s,;()\[\]{}|&`]+)"
 _FLAG = re.compile(rf"(?<![\w-])(--?)([a-zA-Z][\w-]*)(?:(?:\s*=\s*|\s+)(?!-)({_WORD}))?")
 _PAIR = re.compile(rf"(?<![\w.-])([A-Za-z_][\w-]*)\s*=\s*(?!=)({_WORD})")
 _ENTRY = re.compile(r"^(\s*)(?:-\s+)?[\"']?([A-Za-z_][\w. /-]{0,60}?)[\"']?\s*:(?:\s+(.*))?$")
@@ -121,7 +121,7 @@ class _Reading:
     notes: list[str] = field(default_factory=list)
 
     def put(self, flag: Flag, text: str, at: Line, note: str = "") -> bool:
-        value = flag.read(text.strip().strip("'\""))
+        value = flag.read(text.strip().strip("'\"`"))
         if value is None:
             return False
         if flag.fact == "client_caps":

@@ -73,7 +73,7 @@ _FORMS = (
 )  # fmt: skip
 _DEVICE = re.compile(
     r"(?:(\d+)\s*[x×]\s*)?(?:\w+[- ])?(\d{1,4})\s?(GB|GiB|G)\b[^,;.]{0,20}?(?:GPU|card|device|VRAM|HBM|A100|H100|H200)"
-    r"|(?:A100|H100|H200|A6000|L40S?|A10G?|T4|V100|MI300X?|RTX ?\d{4})[- (]*(\d{2,3})\s?(GB|GiB)",
+    r"|(?:A100|H100|H200|A6000|L40S?|L4|A30|A10G?|T4|V100|MI300X?|RTX ?\d{4})[- (]*(\d{2,3})\s?(GB|GiB)",
     re.IGNORECASE,
 )
 _KV_SIZE = re.compile(

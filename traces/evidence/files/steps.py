@@ -78,8 +78,7 @@ def read(source: Source) -> Found:
         recognised += 1
         _read_step(steps, int(m[1]), line, source.line(number, line), columns)
     facts = _facts(source, comments)
-    free = [s.values["free_blocks"] for s in steps if "free_blocks" in s.values]
-    pool = _add_pool(source, comments, facts, int(max(free)) if free else None)
+    pool = _add_pool(source, comments, facts, steps)
     rows, found_notices = _samples(source, steps, pool)
     report = SourceReport(
         source.name,
@@ -151,9 +150,12 @@ def _facts(source: Source, comments: list[tuple[int, str]]) -> list[Fact]:
 
 
 def _add_pool(
-    source: Source, comments: list[tuple[int, str]], facts: list[Fact], most_free: int | None
+    source: Source, comments: list[tuple[int, str]], facts: list[Fact], steps: list[_Step]
 ) -> int | None:
-    """Usable blocks: as stated less the null block, else the most that were ever free."""
+    """Usable blocks: as stated less the null block, else used and free ones, else the most free."""
+    most_free = (
+        round(max((s.values.get("free_blocks", 0.0) for s in steps), default=0.0)) or None
+    )
     for number, line in comments:
         if m := _POOL.search(line):
             at, blocks = source.line(number, line), int(m[1])
@@ -161,6 +163,13 @@ def _add_pool(
             facts.append(Fact("pool_blocks", blocks - null, at))
             facts.append(Fact("null_blocks", null, at, inferred=m[2] is None))
             return blocks - null
+    both = [s.values for s in steps if {"used_blocks", "free_blocks"} <= set(s.values)]
+    if both:
+        blocks = round(max(v["used_blocks"] + v["free_blocks"] for v in both))
+        facts.append(
+            Fact("pool_blocks", blocks, inferred=True, note="used and free blocks together")
+        )
+        return blocks
     if most_free:
         why = "the most blocks that were free; the pool has at least as many"
         facts.append(Fact("pool_blocks", most_free, inferred=True, note=why))

@@ -176,6 +176,7 @@ def read(source: Source) -> Found:
     if series:
         clock = SourceClock()
         samples = _samples(source, table, rows, clock)
+        facts += _pool(table, rows)
         first, offset = clock.first_time, clock.offset_s
     else:
         sweeps, facts = _sweeps(source, table, rows)
@@ -359,6 +360,20 @@ def _samples(
         row["inferred"] = inferred
         samples.append({k: x for k, x in row.items() if x is not None})
     return samples
+
+
+def _pool(table: _Table, rows: list[tuple[int, Mapping[str, Any]]]) -> list[Fact]:
+    """The pool, where a series has used and free blocks."""
+    sums: list[float] = []
+    for _, row in rows:
+        v = _values(table, row)
+        used, free = v.get("used_blocks"), v.get("free_blocks")
+        if isinstance(used, int | float) and isinstance(free, int | float):
+            sums.append(used + free)
+    if not sums:
+        return []
+    note = "used and free blocks together"
+    return [Fact("pool_blocks", round(max(sums)), inferred=True, note=note)]
 
 
 def _time(
