@@ -21,6 +21,7 @@ import polars as pl
 from traces.evidence.evidence import Fact, Line, Notice, SourceReport
 from traces.evidence.grammars import GRAMMARS, Hit
 from traces.evidence.grammars.requests import without_prompts
+from traces.evidence.heads import Head, read_head
 from traces.evidence.pool_estimates import PoolEstimates
 from traces.evidence.records import Reading, Record, read_records
 from traces.evidence.servers import Apart, Servers
@@ -39,24 +40,10 @@ SAME_SAMPLE_S = 1.0
 MAX_FACTS = 5_000
 MAX_METRIC_LINES = 20_000  # lines of a metrics dump between a log's
 
-_LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
-_FRACTION = r"(?:[.,]\d+)?"
-_HEAD = re.compile(
-    rf"\b{_LEVEL}:? +(?P<a>(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d:\d\d{_FRACTION})"
-    rf"|\[(?P<b>(?:\d{{4}}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d{_FRACTION})(?P<ranks>(?: [A-Za-z]+\d+)*)\]"
-    rf"|^[IWEF](?P<c>\d{{4}} \d\d:\d\d:\d\d\.\d+) "
-    rf"|\[(?P<d>\d\d/\d\d/\d{{4}}-\d\d:\d\d:\d\d)\]"
-    rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
-    rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
-)
-_JSON_HEAD = re.compile(
-    r"[Tt]imestamp\\?\"?(?:: ?| = )\\?\"?(\d[\d-]{7,9}[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?)"
-)
 _METRIC = re.compile(
     r"(?:# (?:HELP|TYPE) )?(?:vllm|sglang|tgi|trtllm|lmcache|nv)[:_]\w+(?:\{[^}]*\})? (?:\S+)"
     r"|\W{0,4}\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\W{0,4}$"
 )
-_MACHINE_RANK = re.compile(r"_DP(\d+)|\bDP(\d+)\b")
 _ENGINE_NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -64,34 +51,6 @@ _ENGINE_NAMES = {
     "tgi": "TGI",
     "vllm.rs": "vllm.rs",
 }
-
-
-@dataclass(slots=True)
-class Head:
-    """What a record's own head says: stamp, data-parallel rank, tensor-parallel rank."""
-
-    stamp: str | None = None
-    dp: int | None = None
-    tp: str | None = None
-
-
-def read_head(text: str, process: str) -> Head:
-    """The stamp and ranks that a record carries."""
-    match = _HEAD.search(text, 0, 300)
-    head = Head()
-    if match is not None:
-        g = match.groupdict()
-        head.stamp = g["a"] or g["b"] or g["c"] or g["d"] or g["e"] or g["f"]
-        for name in (g["ranks"] or "").split():
-            if name.startswith("DP"):
-                head.dp = int(name[2:])
-            elif name.startswith("TP"):
-                head.tp = name[2:]
-    elif (match := _JSON_HEAD.search(text)) is not None:
-        head.stamp = match[1]
-    if process and (rank := _MACHINE_RANK.search(process)):
-        head.dp = int(rank[1] or rank[2])
-    return head
 
 
 @dataclass
