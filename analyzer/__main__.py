@@ -1,4 +1,4 @@
-"""`python -m analyzer summary DIR`, `compare DIR_A DIR_B` and `diagnose FILE...`, as tables or as JSON.
+"""`python -m analyzer summary DIR`, `compare DIR_A DIR_B`, `diagnose FILE...`, `estimate FILE...`: tables or JSON.
 
 It opens recordings, calls `summary.py`, `fleet.py`, `telemetry.py` and `compare.py`, and prints. A
 recording that cannot be read, or pairs that must not be compared, are one sentence on stderr and
@@ -20,6 +20,7 @@ from traces.errors import KVReplayError
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     from analyzer.diagnose_command import add_parser
+    from analyzer.estimate_command import add_parser as add_estimate
 
     parser = argparse.ArgumentParser(
         prog="python -m analyzer", description="Figures of recordings."
@@ -45,6 +46,7 @@ def build_parser() -> argparse.ArgumentParser:
             "--json", action="store_true", help="print JSON, and nothing else, to stdout"
         )
     add_parser(commands)
+    add_estimate(commands)
     return parser
 
 
@@ -52,7 +54,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for what the user can mend."""
     arguments = build_parser().parse_args(argv)
     try:
-        if arguments.command == "diagnose":
+        if arguments.command in ("diagnose", "estimate"):
             return int(arguments.run(arguments))
         return _summary(arguments) if arguments.command == "summary" else _compare(arguments)
     except KVReplayError as error:

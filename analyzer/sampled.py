@@ -119,7 +119,7 @@ def follow(recording: Recording) -> Run:
         np.sort(away["preempt_s"].to_numpy()),
         np.sort(ends[np.minimum(back, size - 1)]) if size else np.empty(0),
         recording.pool_blocks,
-        int(recording.meta.settings.get("num_host_blocks") or 0),
+        recording.meta.host_pool_blocks or 0,
         int(recording.meta.settings.get("block_size") or 16),
     )
 
