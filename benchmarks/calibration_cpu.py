@@ -276,14 +276,14 @@ def main() -> None:
             base_device="cpu",
             name="cpu-calibrated",
         )
-        device = c.write(folder / "cpu-calibrated.json")
+        device = c.write(folder / "cpu-calibrated.json", overwrite=True)
         lines = report(c, folder, args, device)
         print("\n".join(lines))
         if args.write:
             out = ROOT / "benchmarks" / "results"
             stem = f"{datetime.date.today().isoformat()}-calibration-cpu"
             (out / f"{stem}.md").write_text("\n".join(lines) + "\n", encoding="utf-8")
-            c.write(out / f"{stem}.json")
+            c.write(out / f"{stem}.json", overwrite=True)
             print(f"\nwritten: benchmarks/results/{stem}.md and .json")
 
 

@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from engine.calibrate_copies import FLOOR_COPIES, WANTED_COPIES, CopyFit, fit_copies
+from engine.calibrate_copies import CopyFit, fit_copies
 from engine.calibrate_errors import (
     Errors,
     Fold,
@@ -28,6 +28,7 @@ from engine.calibrate_errors import (
 )
 from engine.calibrate_fit import Coefficients, StepFit, fit_steps
 from engine.calibrate_samples import Source, read_source
+from engine.calibrate_warnings import NAMES, caution_of, warnings_of
 from engine.calibrate_work import WANTED, Features, make_features
 from engine.devices import NUMBER_NAMES, DeviceSpec, load_device
 from traces.errors import SettingsError
@@ -36,20 +37,6 @@ MAX_FITTED_STEPS = (
     6_000  # more are thinned evenly: the fit gains nothing and the search slows down
 )
 BOOTSTRAPS = 100
-# Unknown of the step model -> number of the device.
-NAMES = {
-    "step": "step_overhead_s",
-    "layer": "layer_overhead_s",
-    "decode_layer": "attention_overhead_s",
-    "prefill_layer": "prefill_overhead_s",
-    "request": "request_overhead_s",
-    "linear": "linear_efficiency",
-    "ratio": "weight_read_efficiency",
-    "knee": "knee",
-    "context": "decode_attention_efficiency",
-    "pairs": "prefill_attention_efficiency",
-    "io": "prefill_io_efficiency",
-}
 _OF_FLOPS = ("linear_efficiency", "prefill_attention_efficiency")
 _OF_MEMORY = (
     "weight_read_efficiency",
@@ -64,7 +51,8 @@ class Calibration:
 
     fitted: number -> (value, low, high), a 95 % bootstrap interval where there is one; kept: number ->
     why it is the base device's; errors: kind of step -> errors on the steps fitted; folds, cut_by:
-    cross-validation and what a fold is; warnings: sentences.
+    cross-validation and what a fold is; caution: a sentence where folds were predicted badly, else "";
+    warnings: sentences, the caution among them.
     """
 
     device: DeviceSpec
@@ -77,6 +65,7 @@ class Calibration:
     errors: Mapping[str, Errors]
     folds: tuple[Fold, ...]
     cut_by: str
+    caution: str
     warnings: tuple[str, ...]
     created: str
 
@@ -92,15 +81,15 @@ class Calibration:
 
         return lines(self)
 
-    def write(self, path: str | Path) -> Path:
-        """Write the device file, under a temporary name first; an older device file is replaced.
+    def write(self, path: str | Path, *, overwrite: bool = False) -> Path:
+        """Write the device file, under a temporary name first; overwrite: an older device file may go.
 
-        Raises: SettingsError for a directory, a file that is no device file, or no room to write.
+        Raises: SettingsError for a directory, a file that exists, or no room to write.
         """
         from engine.calibrate_report import to_json
 
         path = Path(path)
-        check_out(path)
+        check_out(path, overwrite=overwrite)
         partial = path.with_name(path.name + ".tmp")
         try:
             partial.write_text(to_json(self.document()), encoding="utf-8")
@@ -112,21 +101,29 @@ class Calibration:
         return path
 
 
-def check_out(path: str | Path) -> None:
+def check_out(path: str | Path, *, overwrite: bool = False) -> None:
     """Raise SettingsError unless a device file may be written there (before the work is done)."""
     path = Path(path)
     if path.is_dir():
         raise SettingsError(
             f"{path.name}: this is a directory. Give --out the name of a file, such as device.json."
         )
+    if not path.parent.is_dir():
+        raise SettingsError(
+            f"{path.name}: cannot write there (the directory {path.parent.name} does not exist). Make it, or give another --out."
+        )
     if not path.exists():
         return
     try:
-        load_device(path)
+        load_device(path, warn=False)
     except SettingsError:
         raise SettingsError(
             f"{path.name}: a file of that name exists and is no device file; it is left as it is. Give another --out."
         ) from None
+    if not overwrite:
+        raise SettingsError(
+            f"{path.name}: a device file of that name exists. Give another --out, or --overwrite to replace it."
+        )
 
 
 def calibrate(
@@ -164,15 +161,16 @@ def calibrate_sources(
 ) -> Calibration:
     """The same for samples that are read already. Raises SettingsError."""
     _check_distinct(sources)
+    _check_any(sources)
     f, fit, copies, values = _fit(sources, base)
     device = _device(base, values, name or f"{base.name}-calibrated")
     draws = [_of_steps(c, fit, base) for c in resample(f, base, fit, bootstraps, seed)]
     kept = {NAMES[n]: why for n, why in fit.kept.items()} | dict(copies.kept)
     rest = [n for n in NUMBER_NAMES if n not in values and n not in kept]
     kept |= dict.fromkeys(rest, "not in the step or copy model of these recordings")
-    folds, cut_by = cross_validate(
-        sources, lambda some: _device(base, _fit(some, base)[3], "fold")
-    )
+    folds, cut_by = cross_validate(sources, lambda some: _fold_device(some, base, fit))
+    errors = errors_by_kind(device, sources)
+    caution = caution_of(folds, errors["all"])
     return Calibration(
         device=device,
         base=base,
@@ -181,10 +179,11 @@ def calibrate_sources(
         copies=copies,
         fitted={n: (float(getattr(device, n)), *_interval(device, base, draws, n)) for n in values},
         kept=kept,
-        errors=errors_by_kind(device, sources),
+        errors=errors,
         folds=tuple(folds),
         cut_by=cut_by,
-        warnings=tuple(_warnings(sources, fit, copies)),
+        caution=caution,
+        warnings=tuple(warnings_of(sources, fit, copies)) + ((caution,) if caution else ()),
         created=datetime.date.today().isoformat(),
     )  # fmt: skip
 
@@ -215,6 +214,27 @@ def _check_distinct(sources: Sequence[Source]) -> None:
                 f"{s.label} holds the same steps as {seen[s.digest]}. Give each recording once."
             )
         seen[s.digest] = s.label
+
+
+def _check_any(sources: Sequence[Source]) -> None:
+    """Raise SettingsError with the reasons where every step of all recordings was left out."""
+    if any(len(s.steps) for s in sources):
+        return
+    why = {w: sum(s.dropped.get(w, 0) for s in sources) for s in sources for w in s.dropped}
+    counts = "; ".join(f"{n:,}: {w}" for w, n in why.items()) or "there are none"
+    raise SettingsError(
+        f"no step of the recordings can be used ({counts}). Record longer runs, or run them again if their times were lost."
+    )
+
+
+def _fold_device(sources: Sequence[Source], base: DeviceSpec, whole: StepFit) -> DeviceSpec:
+    """The device that some of the recordings give. Raises SettingsError, too, where they cannot tell
+    what all of them can: its predictions would be the base's."""
+    _, fit, _, values = _fit(sources, base)
+    for stage, why in fit.ill.items():
+        if stage not in whole.ill:
+            raise SettingsError(why)
+    return _device(base, values, "fold")
 
 
 def _fit(
@@ -286,51 +306,3 @@ def _interval(
         scale = base.memory_bytes_per_s / device.memory_bytes_per_s
     low, high = np.quantile(found, (0.025, 0.975)) * scale
     return float(low), float(high)
-
-
-def _warnings(sources: Sequence[Source], fit: StepFit, copies: CopyFit) -> list[str]:
-    """What a reader of the result should know before using it."""
-    said = []
-    few = [f"{fit.counts[n]:,} {n} (about {w})" for n, w in WANTED.items() if fit.counts[n] < w]
-    if few:
-        said.append(
-            f"fewer steps than wanted: {', '.join(few)}. The intervals say what that costs; record longer runs."
-        )
-    few = [f"{n:,} {way}" for way, n in copies.counts.items() if way in ("in", "out") and n < WANTED_COPIES]  # fmt: skip
-    if few:
-        said.append(
-            f"fewer copies than wanted: {', '.join(few)} (about {WANTED_COPIES} each way, at least {FLOOR_COPIES}). "
-            "Record runs with --preemption swap and a small pool."
-        )
-    if len({s.workload for s in sources}) == 1:
-        said.append(
-            "one workload only: it is cross-validated by blocks of time, which share its lengths and batches, so that errors on other workloads may be larger."
-        )
-    if any(s.setup.model.num_window_layers for s in sources):
-        said.append(
-            "sliding-window layers: recordings hold no windowed contexts, the requests of a step were taken as equally long."
-        )
-    return said + _bounds(fit) + list(copies.notes)
-
-
-def _bounds(fit: StepFit) -> list[str]:
-    """Sentences on unknowns that are not separable, or that ended at the edge of what is searched."""
-    from engine.calibrate_fit import LIMITS, MAX_OVER_PEAK
-
-    said, c = [], fit.coefficients
-    if fit.merged:
-        said.append(
-            f"{', '.join(NAMES[n] for n in fit.merged)} were not separable: their sum is measured and split in the base device's ratio."
-        )
-    for name in ("linear", "context", "pairs"):
-        if name not in fit.kept and getattr(c, name) <= 1.001 / MAX_OVER_PEAK:
-            said.append(
-                f"{NAMES[name]}: too cheap in these steps to be seen; it was set to {MAX_OVER_PEAK:g} times the base device's peak, the most that is fitted."
-            )
-    for name, (low, high) in LIMITS.items():
-        value = getattr(c, name)
-        if name not in fit.kept and not low * 1.01 < value < high * 0.99:
-            said.append(
-                f"{NAMES[name]}: the fit ended at the edge of what is searched, so that it says little."
-            )
-    return said

@@ -146,12 +146,15 @@ def resample(
     order = np.lexsort((np.arange(len(kept)), kept.kind, kept.source))
     stride = max(1, -(-len(order) // _MAX_RESAMPLED))
     runs = [order[i : i + _RUN * stride : stride] for i in range(0, len(order), _RUN * stride)]
+    full = Solver(kept, base, fit.host_known)
     found = []
     for _ in range(repeats):
         which = np.concatenate([runs[i] for i in random.integers(0, len(runs), len(runs))])
         try:
             solver = Solver(kept.take(which), base, fit.host_known)
         except SettingsError:
+            continue
+        if solver.free != full.free:  # a stage that the whole can fit and this resample cannot
             continue
         found.append(solver.search(around=fit.coefficients, quick=True))
     return found

@@ -18,13 +18,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 from scipy.optimize import minimize, nnls
 
-from engine.calibrate_samples import DECODE, PREFILL
 from engine.calibrate_stages import (
     FLOOR,
     MAX_CONDITION,
     check_stage,
     condition_number,
     outliers,
+    spare_variety,
+    stage_steps,
 )
 from engine.calibrate_work import WANTED, Coefficients, Features, base_coefficients, predict
 from engine.devices import DeviceSpec
@@ -33,6 +34,11 @@ from traces.errors import SettingsError
 # No rate is fitted above this many times the base device's peak: a column too cheap to be seen.
 MAX_OVER_PEAK = 4.0
 LIMITS = {"ratio": (1 / 50, 50.0), "knee": (1.0, 8.0)}  # between which they are searched
+STAGE_UNKNOWNS = {
+    "decode": ("context", "ratio"),
+    "prefill": ("linear", "pairs"),
+    "near the knee": ("knee",),
+}
 _RATES = ("linear", "context", "pairs")
 _ROUNDS = 4  # of dropping outliers and of weighing errors by their size instead of its square
 _SMALL_ERROR = 0.05  # below it they count by the square
@@ -43,13 +49,15 @@ _SMALL_S = 1e-6  # stands for an overhead that is 0 on the base device
 class StepFit:
     """Coefficients with what they rest on.
 
-    kept: unknown -> why it stayed at the base's value; merged: unknowns that only their sum is known
+    kept: unknown -> why it stayed at the base's value; ill: stage whose steps are too much alike to be
+    fitted -> why, with the workload that is missing; merged: unknowns that only their sum is known
     of; counts: samples a stage; condition: design -> condition number; outlier: which of the given
     steps were dropped; weight: what each counted in the end; host_known: device time was recorded, so that host time is apart.
     """
 
     coefficients: Coefficients
     kept: Mapping[str, str]
+    ill: Mapping[str, str]
     merged: tuple[str, ...]
     counts: Mapping[str, int]
     condition: Mapping[str, float]
@@ -86,6 +94,7 @@ class Solver:
         self.kept: dict[str, str] = {
             "io": "it cannot be told from the linear layers' arithmetic"
         }
+        self.ill: dict[str, str] = {}
         self.counts: dict[str, int] = {}
         self.condition: dict[str, float] = {}
         self._count(self.start)
@@ -93,33 +102,35 @@ class Solver:
         self._choose_groups()
 
     def _count(self, at: Coefficients) -> None:
-        """Count the samples of each stage and keep at the base what has too few. Raises SettingsError."""
+        """Count the samples of each stage and keep at the base what has too few, or steps too much alike.
+
+        Raises: SettingsError where neither decode nor prefill steps are left to fit.
+        """
         f = self.f
-        crossing = at.ratio * f.crossing
-        large = (f.kind == PREFILL) & (f.tokens >= 4 * crossing)
-        decode = f.kind == DECODE
-        near = (f.tokens >= crossing / 4) & (f.tokens <= 4 * crossing)
-        self.counts = {
-            "decode": int(decode.sum()),
-            "prefill": int(large.sum()),
-            "near the knee": int(near.sum()),
-        }
+        stages = stage_steps(f, at)
+        self.counts = {stage: int(mine.sum()) for stage, mine in stages.items()}
         self.free = {"linear", "pairs", "context", "ratio", "knee"}
-        for stage, names in (("decode", ("context", "ratio")), ("prefill", ("linear", "pairs")), ("near the knee", ("knee",))):  # fmt: skip
+        for stage, names in STAGE_UNKNOWNS.items():
+            why = ""
             if self.counts[stage] < FLOOR[stage]:
-                for name in names:
-                    self.free.discard(name)
-                    self.kept[name] = f"only {self.counts[stage]:,} steps of its kind ({stage}), at least {FLOOR[stage]} are needed"  # fmt: skip
-        if not self.free & {"linear", "ratio"}:
-            raise SettingsError(
-                f"the recordings hold {self.counts['decode']:,} clean decode steps and {self.counts['prefill']:,} prefill steps "
-                f"of {4 * float(np.median(crossing)) if len(f) else 0:,.0f} tokens or more; at least {FLOOR['decode']} of one of them are needed "
-                f"(about {WANTED['decode']} and {WANTED['prefill']} are wanted). Record longer runs."
-            )
-        if "context" in self.free:
-            self.condition["decode"] = check_stage(f.take(decode), self.start, "decode")
-        if "pairs" in self.free:
-            self.condition["prefill"] = check_stage(f.take(large), self.start, "prefill")
+                why = f"only {self.counts[stage]:,} steps of its kind ({stage}), at least {FLOOR[stage]} are needed"
+            elif stage in ("decode", "prefill"):
+                self.condition[stage], why = check_stage(f.take(stages[stage]), at, stage)
+                if why:
+                    self.ill[stage] = why
+            if why:
+                self.free.difference_update(names)
+                self.kept |= dict.fromkeys(names, why.rstrip("."))
+        if self.free & {"linear", "ratio"}:
+            return
+        if self.ill:
+            raise SettingsError(" ".join(w[0].upper() + w[1:] if i else w for i, w in enumerate(self.ill.values())))  # fmt: skip
+        crossing = 4 * float(np.median(at.ratio * f.crossing)) if len(f) else 0
+        raise SettingsError(
+            f"the recordings hold {self.counts['decode']:,} clean decode steps and {self.counts['prefill']:,} prefill steps "
+            f"of {crossing:,.0f} tokens or more; at least {FLOOR['decode']} of one of them are needed "
+            f"(about {WANTED['decode']} and {WANTED['prefill']} are wanted). Record longer runs."
+        )
 
     def _choose_groups(self) -> None:
         """Join overheads that these steps cannot tell apart, until the whole design is sound."""
@@ -300,7 +311,7 @@ def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
     c = solver.search()
     for _ in range(_ROUNDS):
         ratio = f.seconds / (predict(f, c) + (0.0 if host_known else c.step))
-        keep = ~outliers(ratio, f.kind, f.source)
+        keep = spare_variety(f, solver.start, ~outliers(ratio, f.kind, f.source))
         less = _SMALL_ERROR / np.maximum(np.abs(1 / ratio - 1), _SMALL_ERROR)
         weight = f.weight * less
         solver = Solver(replace(f, weight=weight).take(keep), base, host_known)
@@ -308,6 +319,7 @@ def fit_steps(f: Features, base: DeviceSpec, *, host_known: bool) -> StepFit:
     return StepFit(
         c,
         solver.kept,
+        solver.ill,
         solver.merged,
         solver.counts,
         solver.condition,

@@ -48,6 +48,7 @@ def document(c: Calibration) -> dict[str, Any]:
                     for f in c.folds
                 ],
             },
+            "caution": c.caution,
             "warnings": list(c.warnings),
             "residuals": [_residuals(c.device, s) for s in c.sources],
         },

@@ -18,11 +18,15 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from engine.models import ModelShape, kv_bytes_per_block, weight_bytes_per_param
-from traces.errors import RecordingError, SettingsError
+from engine.calibrate_metadata import Setup, machine_of, read_setup
+from traces.errors import RecordingError
 from traces.recording import Recording, open_recording
 
 WARM_UP_STEPS = 20
+# No step and no copy is so short: such a time was not measured.
+LEAST_STEP_S, LEAST_COPY_S = 1e-6, 1e-7
+_MOST = 10.0  # device time over the length of its step: more is no device time
+NO_TIME = "their time is zero, negligible or absurd"
 NEEDED = (
     "num_decode",
     "decode_ctx_tokens",
@@ -34,17 +38,6 @@ NEEDED = (
 DECODE, PREFILL, MIXED = 0, 1, 2
 KINDS = ("decode", "prefill", "mixed")
 _IN, _OUT = ("swap_in", "load"), ("swap_out",)
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What a recording ran: the model's shape, data types, and how blocks were copied."""
-
-    model: ModelShape
-    kv_dtype: str = "auto"
-    weight_dtype: str = "auto"
-    block_size: int = 16
-    copy_path: str = "coalesced"
 
 
 @dataclass(frozen=True)
@@ -106,7 +99,8 @@ class Source:
     """One recording, read: what it ran, its clean steps and its copies.
 
     digest: 32 hex digits over its tables of steps and events; workload: digest of the requests;
-    machine: the device it says it ran on; software: versions; dropped: why -> steps left out.
+    machine: the device it says it ran on; software: versions; dropped: why -> steps left out;
+    untimed_copies: copies left out, as their time is zero, negligible or absurd.
     """
 
     label: str
@@ -119,6 +113,7 @@ class Source:
     steps: Steps
     copies: Copies
     dropped: Mapping[str, int]
+    untimed_copies: int = 0
 
 
 def read_source(
@@ -131,20 +126,22 @@ def read_source(
     """
     with open_recording(path) as recording:
         _check_clock(recording, allow_modelled)
-        setup = _setup(recording)
+        setup = read_setup(recording)
         steps, dropped = _steps(recording, warm_up_steps)
+        copies, untimed = _copies(recording, setup)
         meta = recording.meta
         return Source(
             label=recording.label,
             digest=_digest(recording),
             workload=str(meta.workload_digest or _digest(recording)),
             workload_name=str(meta.workload.get("name") or recording.label),
-            machine=_machine(meta),
+            machine=machine_of(meta),
             software={k: v for k, v in meta.software.items() if isinstance(v, (str, int))},
             setup=setup,
             steps=steps,
-            copies=_copies(recording, setup),
+            copies=copies,
             dropped=dropped,
+            untimed_copies=untimed,
         )
 
 
@@ -162,60 +159,6 @@ def _check_clock(recording: Recording, allow_modelled: bool) -> None:
         fault,
         "Record a run of the torch engine: python -m engine run TRACE --model NAME --out DIR.",
     )
-
-
-def _setup(recording: Recording) -> Setup:
-    """Model and settings from the metadata. Raises RecordingError."""
-    said, settings, label = (
-        recording.meta.get("model"),
-        recording.meta.settings,
-        recording.label,
-    )
-    names = {f.name for f in fields(ModelShape)}
-    try:
-        if not isinstance(said, Mapping):
-            raise TypeError("no object")
-        model = ModelShape(**{k: v for k, v in said.items() if k in names})
-    except TypeError as error:
-        raise RecordingError(
-            label,
-            "metadata, model",
-            f"the model's shape is missing or incomplete ({error})",
-            "Record the run again with this version.",
-        ) from None
-    tp = settings.get("tensor_parallel_size", 1)
-    if model.is_moe or model.is_mla or tp != 1:
-        what = f"tensor parallelism {tp}" if tp != 1 else "a model with experts or MLA"
-        raise RecordingError(
-            label,
-            "metadata",
-            f"the run used {what}, and calibration fits dense models on one device",
-            "Calibrate with a dense model; numbers of the others stay those of the base device.",
-        )
-    setup = Setup(
-        model,
-        str(settings.get("kv_cache_dtype", "auto")),
-        str(settings.get("weight_dtype", "auto")),
-        int(settings.get("block_size") or 16),
-        str(settings.get("copy_path", "coalesced")),
-    )
-    try:
-        weight_bytes_per_param(model, setup.weight_dtype)
-        kv_bytes_per_block(model, setup.block_size, setup.kv_dtype)
-    except SettingsError as error:
-        raise RecordingError(
-            label, "metadata, settings", str(error), "Record the run again."
-        ) from None
-    return setup
-
-
-def _machine(meta: Mapping[str, Any]) -> str:
-    """Name of the device that a recording ran on, or ""; metadata `device` may be only what was modelled."""
-    torch, device = meta.get("torch"), meta.get("device")
-    for said, key in ((torch, "device_name"), (device, "name")):
-        if isinstance(said, Mapping) and said.get(key):
-            return str(said[key])
-    return ""
 
 
 def _digest(recording: Recording) -> str:
@@ -262,9 +205,9 @@ def clean_steps(
     tests = {
         f"the first {warm_up_steps} steps of a run": pl.int_range(pl.len()) < warm_up_steps,
         "what they computed was not recorded": ~known,
-        "nothing was computed": (pl.col("num_decode") + pl.col("num_chunks") == 0)
-        | (pl.col("duration_s") <= 0),
+        "nothing was computed": pl.col("num_decode") + pl.col("num_chunks") == 0,
         "a copy ran beside them, or they waited": copying,
+        NO_TIME: _no_time(frame),
     }
     why = pl.coalesce(
         *(pl.when(test).then(pl.lit(reason)) for reason, test in tests.items()), pl.lit("")
@@ -297,25 +240,38 @@ def clean_steps(
     return steps, dropped
 
 
-def _copies(recording: Recording, setup: Setup) -> Copies:
-    """Transfers between device and host, from the events."""
+def _no_time(frame: pl.DataFrame) -> pl.Expr:
+    """Steps whose length, or the device's part of it where it is recorded, cannot have been measured."""
+    length = pl.col("duration_s").cast(pl.Float64)
+    none = ~length.is_finite() | (length < LEAST_STEP_S)
+    if "compute_s" in frame.columns:
+        device = pl.col("compute_s").cast(pl.Float64)
+        absurd = ~device.is_finite() | (device < LEAST_STEP_S) | (device > _MOST * length)
+        none |= absurd.fill_null(False)
+    return none.fill_null(True)
+
+
+def _copies(recording: Recording, setup: Setup) -> tuple[Copies, int]:
+    """Transfers between device and host, from the events, and how many had no measured time."""
     if "events.cost_s" in recording.meta.not_recorded:
         return copies_of(recording.events.head(0), setup)
     return copies_of(recording.events, setup)
 
 
-def copies_of(events: pl.DataFrame, setup: Setup) -> Copies:
-    """Transfers in a table `events`.
+def copies_of(events: pl.DataFrame, setup: Setup) -> tuple[Copies, int]:
+    """Transfers in a table `events`, and how many were left out as their time cannot have been measured.
 
     Paths loop and batch move one layer's K or V of a block a copy. The runs that the coalesced path
     found are not in the events: its copies are counted as one a transfer.
     """
     kind = pl.col("kind").cast(pl.String)
-    f = events.filter(
-        kind.is_in(_IN + _OUT)
-        & pl.col("cost_s").is_not_null()
-        & (pl.col("cost_s") > 0)
-        & (pl.col("bytes") > 0)
+    timed = events.filter(
+        kind.is_in(_IN + _OUT) & pl.col("cost_s").is_not_null() & (pl.col("bytes") > 0)
+    )
+    f = timed.filter(
+        pl.col("cost_s").is_finite()
+        & pl.col("t_s").is_finite()
+        & (pl.col("cost_s") >= LEAST_COPY_S)
     )
     inbound = f.select(kind.is_in(_IN)).to_series().to_numpy()
     start = f["t_s"].cast(pl.Float64).to_numpy()
@@ -326,13 +282,14 @@ def copies_of(events: pl.DataFrame, setup: Setup) -> Copies:
     for this in (False, True):
         mine, other = inbound == this, inbound != this
         overlap[mine] = _overlap(start[mine], seconds[mine], start[other], seconds[other])
-    return Copies(
+    copies = Copies(
         inbound=inbound,
         num_copies=np.ones(len(blocks)) if one else blocks * 2 * setup.model.num_layers,
         num_bytes=f["bytes"].cast(pl.Float64).to_numpy(),
         seconds=seconds,
         overlap_s=overlap,
     )
+    return copies, timed.height - f.height
 
 
 def _overlap(

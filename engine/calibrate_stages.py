@@ -2,8 +2,8 @@
 
 A stage is the part of the procedure that one kind of step answers for: decode steps for overheads,
 weight reads and contexts, large prefill steps for arithmetic and attention pairs, and steps near the
-knee for its softness. A design whose columns cannot be told apart is refused, with the workload that
-would tell them apart.
+knee for its softness. A design whose columns cannot be told apart is not fitted, and the workload is
+named that would tell them apart.
 
 Source: the project's reference on recompute and swap, section 2.4.
 """
@@ -13,12 +13,12 @@ from __future__ import annotations
 import numpy as np
 from scipy.ndimage import median_filter
 
-from engine.calibrate_samples import KINDS
+from engine.calibrate_samples import DECODE, KINDS, PREFILL
 from engine.calibrate_work import Coefficients, Features
-from traces.errors import SettingsError
 
 MAX_CONDITION = 1e3
 MAX_MADS = 4.0
+_MAX_WORSE = 3.0  # condition number without outliers over that with them: more, and they stay
 # Five samples for each unknown of a stage: fewer, and the 4-MAD rule cannot tell an outlier.
 FLOOR = {"decode": 15, "prefill": 15, "near the knee": 10}
 _NEIGHBOURS = 21  # steps of one kind, in time, whose median says what was usual
@@ -62,18 +62,50 @@ def _stage_design(f: Features, base: Coefficients, stage: str) -> np.ndarray:
     return np.column_stack((fixed, f.flops, f.pair)) / f.seconds[:, None]
 
 
-def check_stage(f: Features, base: Coefficients, stage: str) -> float:
-    """Condition number of a stage's design. Raises SettingsError above MAX_CONDITION."""
+def check_stage(f: Features, base: Coefficients, stage: str) -> tuple[float, str]:
+    """Condition number of a stage's design, and why it cannot be fitted: "" up to MAX_CONDITION."""
     condition, weakest = condition_number(_stage_design(f, base, stage))
     if condition <= MAX_CONDITION:
-        return condition
+        return condition, ""
     names, advice = _STAGES[stage]
     a, b = np.argsort(-weakest, kind="stable")[:2].tolist()
     first, second = min(a, b), max(a, b)
-    raise SettingsError(
+    why = (
         f"the {len(f):,} {stage} steps cannot tell {names[first]} from {names[second]} (condition number "
         f"{condition:.3g}, at most {MAX_CONDITION:g}). {advice[first, second]}."
     )
+    return condition, why
+
+
+def stage_steps(f: Features, base: Coefficients) -> dict[str, np.ndarray]:
+    """Which steps each stage rests on, by the base's own crossing from weight reads to arithmetic."""
+    crossing = base.ratio * f.crossing
+    return {
+        "decode": f.kind == DECODE,
+        "prefill": (f.kind == PREFILL) & (f.tokens >= 4 * crossing),
+        "near the knee": (f.tokens >= crossing / 4) & (f.tokens <= 4 * crossing),
+    }
+
+
+def spare_variety(f: Features, base: Coefficients, keep: np.ndarray) -> np.ndarray:
+    """`keep` with all steps of a stage back where the design is much weaker without the outliers.
+
+    A step that alone has another length or batch is contradicted by its neighbours and yet all that
+    tells two columns apart. Weaker: too few steps, or a condition number grown by _MAX_WORSE.
+    """
+    keep = keep.copy()
+    stages = stage_steps(f, base)
+    for stage in _STAGES:
+        mine = stages[stage]
+        left = mine & keep
+        if mine.sum() < FLOOR[stage] or left.sum() == mine.sum():
+            continue
+        before = check_stage(f.take(mine), base, stage)[0]
+        weaker = left.sum() < FLOOR[stage] or (
+            check_stage(f.take(left), base, stage)[0] > _MAX_WORSE * before
+        )
+        keep |= mine & weaker
+    return keep
 
 
 def outliers(ratio: np.ndarray, kind: np.ndarray, source: np.ndarray) -> np.ndarray:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
@@ -22,6 +23,7 @@ from typing import Any, NamedTuple
 from traces.errors import SettingsError
 
 DATA_DIR = Path(__file__).parent / "data" / "devices"
+_WARNED: set[tuple[Path, str]] = set()  # files whose caution this process has passed on
 _MAX_BASES = 8  # longest chain of `base`; more is a circle
 
 
@@ -114,8 +116,11 @@ def _normal(name: str) -> str:
     return re.sub(r"^(nvidia|amd)(geforce|instinct)?", "", text)
 
 
-def load_device(name_or_path: str | Path) -> DeviceSpec:
+def load_device(name_or_path: str | Path, *, warn: bool = True) -> DeviceSpec:
     """The preset of that name or alias, or the device that a file describes.
+
+    A file that says of itself that it predicts badly (`calibration`, `caution`) warns, once a process;
+    warn: False keeps it silent.
 
     Raises: SettingsError that lists the presets, or names the file, the value and what is allowed.
     """
@@ -136,8 +141,18 @@ def load_device(name_or_path: str | Path) -> DeviceSpec:
         raise SettingsError(
             f'{path.name}: values are missing: {", ".join(missing)}. Add them, or name a preset to start from with "base".'
         )
+    if warn:
+        _pass_on_caution(document, path)
     checked = {k: _check(k, v, path.name) for k, v in values.items()}
     return DeviceSpec(name=str(document.get("name", path.stem)), sources=sources, **checked)
+
+
+def _pass_on_caution(document: dict[str, Any], path: Path) -> None:
+    evidence = document.get("calibration")
+    caution = evidence.get("caution") if isinstance(evidence, dict) else None
+    if isinstance(caution, str) and caution and (path, caution) not in _WARNED:
+        _WARNED.add((path, caution))
+        warnings.warn(f"{path.name}: {caution}", stacklevel=3)
 
 
 def _find(text: str) -> Path | None:

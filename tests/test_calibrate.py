@@ -269,7 +269,7 @@ def test_columns_that_the_metadata_call_not_recorded_are_not_believed(tmp_path):
         ({"model": None}, "the model's shape is missing or incomplete"),
         ({"model": {"name": "x"}}, "the model's shape is missing or incomplete"),
         ({"settings": {"block_size": 16, "num_gpu_blocks": 11, "tensor_parallel_size": 2}}, "used tensor parallelism 2"),
-        ({"settings": {"block_size": 16, "num_gpu_blocks": 11, "kv_cache_dtype": "int3"}}, "kv_dtype 'int3' is not known"),
+        ({"settings": {"block_size": 16, "num_gpu_blocks": 11, "kv_cache_dtype": "int3", "weight_dtype": "auto", "copy_path": "loop"}}, "kv_dtype 'int3' is not known"),
     ],
 )  # fmt: skip
 def test_metadata_that_calibration_cannot_use_are_refused(tmp_path, meta, message):
@@ -316,14 +316,18 @@ def test_no_recording_is_a_sentence():
         calibrate([])
 
 
-def test_only_an_older_device_file_is_replaced(calibration, tmp_path):
+def test_only_an_older_device_file_is_replaced_and_only_when_asked(calibration, tmp_path):
     trace = tmp_path / "trace.csv"
     trace.write_text("arrival_s,prompt_tokens\n")
     device = calibration.write(tmp_path / "device.json")
 
-    calibration.write(device)
+    before = device.read_bytes()
+    with pytest.raises(SettingsError, match=r"device.json: a device file of that name exists.*--overwrite"):  # fmt: skip
+        calibration.write(device)
+    assert device.read_bytes() == before
+    assert calibration.write(device, overwrite=True) == device
     with pytest.raises(SettingsError, match=r"trace.csv: a file of that name exists and is no device file"):  # fmt: skip
-        calibration.write(trace)
+        calibration.write(trace, overwrite=True)
     with pytest.raises(SettingsError, match="this is a directory"):
         check_out(tmp_path)
     with pytest.raises(SettingsError, match="cannot write there"):

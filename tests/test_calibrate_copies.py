@@ -117,8 +117,8 @@ def test_events_become_copies_with_direction_count_and_overlap():
         }
     )
 
-    loop = copies_of(events, make_setup(copy_path="loop"))
-    whole = copies_of(events, make_setup())
+    loop = copies_of(events, make_setup(copy_path="loop"))[0]
+    whole = copies_of(events, make_setup())[0]
 
     assert loop.inbound.tolist() == [False, True, True]
     assert loop.num_copies.tolist() == [120.0, 180.0, 60.0]  # 30 layers, key and value

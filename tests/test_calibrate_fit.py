@@ -1,5 +1,6 @@
 """The fit of steps: a machine whose numbers are known has to be found again."""
 
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -7,7 +8,7 @@ import pytest
 
 from engine.calibrate_errors import predict_steps
 from engine.calibrate_fit import MAX_OVER_PEAK, bounded_nnls, fit_steps
-from engine.calibrate_stages import condition_number, outliers
+from engine.calibrate_stages import check_stage, condition_number, outliers, spare_variety
 from engine.calibrate_work import base_coefficients, make_features, predict
 from engine.devices import load_device
 from tests.calibrate_builders import CPU, MACHINE, make_setup, time_steps, work
@@ -217,12 +218,43 @@ def test_decode_steps_that_cannot_be_told_apart_are_refused_with_the_workload_th
         fit(setup, steps)
 
 
-def test_prefill_steps_of_one_length_are_refused_with_the_workload_that_would_help():
+def test_prefill_steps_of_one_length_keep_the_base_and_name_the_workload_that_would_help():
     setup, rows = make_setup(), work(100, 60, 0)
     prefill = rows[:, 2] > 0
     rows[prefill] = (0, 0, 1, 256, 256 * 128, 1)
 
-    with pytest.raises(SettingsError, match=r"prefill steps cannot tell .*prompt"):
+    found = fit(setup, time_steps(setup, MACHINE, rows))
+
+    assert re.search("60 prefill steps cannot tell .*prompt", found.ill["prefill"])
+    assert found.kept["pairs"].startswith("the 60 prefill steps cannot tell")
+    assert found.coefficients.pairs == 1 / CPU.prefill_attention_efficiency
+    assert found.coefficients.linear == 1 / CPU.linear_efficiency
+    assert 1 / found.coefficients.context == pytest.approx(0.12, rel=0.1)
+
+
+def test_the_one_step_that_varies_a_stage_is_no_outlier():
+    setup, rows = make_setup(), work(100, 60, 0)
+    prefill = np.flatnonzero(rows[:, 2] > 0)
+    rows[prefill] = (0, 0, 1, 512, 512 * 256, 1)
+    rows[prefill, 4] += 512.0 * 25 * np.arange(60)  # chunks of longer and longer prompts
+    rows[prefill[30]] = (0, 0, 1, 300, 300 * 150, 1)
+    f, base = make_features([(setup, time_steps(setup, MACHINE, rows))], CPU), base_coefficients(CPU)  # fmt: skip
+    one, others = np.ones((2, 160), bool)
+    one[prefill[[20, 30]]] = False
+    others[prefill[[20, 21]]] = False
+
+    assert check_stage(f.take(one & (f.kind == 1)), base, "prefill")[0] > 1e3
+    assert spare_variety(f, base, one)[prefill].all()
+    assert spare_variety(f, base, others).tolist() == others.tolist()
+
+
+def test_stages_that_are_all_ill_are_refused_with_all_that_is_missing():
+    setup, rows = make_setup(), work(100, 60, 0)
+    decode = rows[:, 2] == 0
+    rows[decode] = (8, 8000, 0, 0, 0.0, 8)
+    rows[~decode] = (0, 0, 1, 256, 256 * 128, 1)
+
+    with pytest.raises(SettingsError, match=r"100 decode steps cannot tell.*The 60 prefill steps cannot"):  # fmt: skip
         fit(setup, time_steps(setup, MACHINE, rows))
 
 
