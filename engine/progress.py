@@ -40,7 +40,7 @@ def progress_bar(verb: str, wanted: bool) -> Iterator[Callable[[Any], None] | No
 
 
 class ProgressLines:
-    """Takes each `simulator.Progress` and says a line every LINE_S seconds, for logs.
+    """Takes each `simulator.Progress` and says a line every LINE_S seconds from the first, for logs.
 
     num_requests: of the run; say: takes a line; now: seconds of any clock.
     """
@@ -54,10 +54,13 @@ class ProgressLines:
         self._num_requests = num_requests
         self._say = say
         self._now = now
-        self._began_s = self._said_s = now()
+        self._began_s: float | None = None
+        self._said_s = 0.0
 
     def __call__(self, p: Any) -> None:
         now_s = self._now()
+        if self._began_s is None:
+            self._began_s = self._said_s = now_s
         if now_s - self._said_s < LINE_S:
             return
         self._said_s = now_s
@@ -105,4 +108,4 @@ def refused_words(num_refused: int, why: str) -> str:
     """Put behind a number of requests; why: the limits that they met. Empty where none was refused."""
     if not num_refused:
         return ""
-    return f" ({num_refused:,} refused: {why}, see reason in the recording's events)"
+    return f" ({num_refused:,} refused: {why})"

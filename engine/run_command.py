@@ -263,4 +263,8 @@ def _print_result(result: RunResult) -> None:
         f"{result.duration_s:,.1f} s measured (preparation {result.load_s:,.1f} s, recording {100 * result.recording_s / max(result.wall_s, 1e-9):.2f} % of the run)"
     )
     print_unfinished(result.status, result.num_unfinished)
+    if result.num_refused:
+        print(
+            f"note: refused requests could never run. What would let them: python -m analyzer diagnose {result.path}"
+        )
     print(f"recording: {result.path}  (python -m analyzer summary {result.path})")
