@@ -116,7 +116,9 @@ def _outcome(
     said = ", but ".join(_clauses(group, in_steps) for group in (gains, losses) if group)
     if said:
         return f"At {condition}, {names[1]} {said} against {names[0]}."
-    same = f"there is no difference between {names[0]} and {names[1]}"
+    single = "measured" in (a.meta.clock, b.meta.clock)  # and may differ by noise
+    beyond = " beyond run-to-run noise" if single else ""
+    same = f"there is no difference{beyond} between {names[0]} and {names[1]}"
     but = f", except that B {_clauses([counter], in_steps)}" if counter else ""
     return f"At {condition}, {same}{_ends(facts, in_steps)}{but}."
 

@@ -147,6 +147,10 @@ def test_measured_runs_say_that_each_is_one_run_and_how_many_requests_it_had(
 ) -> None:
     found = compare(recomputed(tmp_path / "a"), swapped(tmp_path / "b"))
 
+    assert (
+        "there is no difference beyond run-to-run noise between A (recompute)"
+        in found.verdict.text
+    )
     assert found.verdict.text.endswith(
         "Only 4 requests finished in both: latencies are not judged. One run each: run-to-run noise "
         "is not in the intervals, so times must differ by more than 5.00 %."
