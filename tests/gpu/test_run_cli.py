@@ -260,7 +260,7 @@ def test_help_explains_every_flag_but_those_of_simulate(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     commands = next(a for a in build_parser()._actions if a.dest == "command")
-    actions = commands.choices["run"]._actions  # type: ignore[index, call-overload]
+    actions = commands.choices["run"]._actions  # type: ignore[index]
 
     assert [a.dest for a in actions if not a.help] == []
     with pytest.raises(SystemExit):
