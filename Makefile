@@ -57,7 +57,7 @@ parity: setup $(VLLM_STAMP)
 check: lint types test
 
 bench: setup
-	for script in simulator_speed cost_model_error measured_runs cheapest_vs_pure stat_logger_cost; do \
+	for script in simulator_speed cost_model_error measured_runs cheapest_vs_pure stat_logger_cost torch_overheads calibration_cpu; do \
 	  $(PY) benchmarks/$$script.py || exit 1; \
 	done
 
