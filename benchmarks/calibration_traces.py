@@ -62,7 +62,7 @@ def runs(size: Size) -> list[Run]:
     whole = [(0.0, length(size.prefill), 1) for _ in range(90)]
     chunks = [(0.0, length(size.prefill), 1) for _ in range(45)]
     mixed = [(0.0, length(size.short) * 2, r.randrange(4, 24)) for _ in range(6 * size.batch)]
-    swap = [(0.0, length((40, 160)), r.randrange(40, 90)) for _ in range(60)]
+    swap = [(0.0, length((40, 160)), r.randrange(40, 90)) for _ in range(100)]
     one = "--max-num-seqs 1"  # one prompt a step: lengths vary, nothing decodes beside it
     pool = size.pool
     return [
