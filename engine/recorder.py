@@ -96,11 +96,13 @@ def writing(directory: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        before = any(directory.glob("*/part-*.parquet"))
+        kept = "What was recorded before is readable" if before else "Nothing was recorded before"
         raise RecordingError(
             directory,
             "",
             f"could not write a part of the recording ({error.strerror})",
-            "What was recorded before is readable. Make room, or give another --out directory.",
+            f"{kept}. Make room, or give another --out directory.",
         ) from error
 
 
