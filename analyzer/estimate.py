@@ -165,6 +165,11 @@ def _balance(q: Quantities) -> _Balance:
         )
     if not np.isfinite(series.prompt[at]).any():
         raise _refuse(label, "nothing says how many prompt tokens came")
+    if q.lengths.sequences > 1:
+        raise _refuse(
+            label,
+            f"a request generates {q.lengths.sequences} sequences, which a request trace cannot say",
+        )
     if not q.pool.tokens:
         raise _refuse(label, "the pool is not known, so a usage says nothing of lengths")
     t, running, usage = series.t_s[at], series.running[at], series.usage[at]
@@ -178,8 +183,12 @@ def _balance(q: Quantities) -> _Balance:
     busy = (running > 0) & (usage > BUSY_FRAC)
     if not busy.any():
         raise _refuse(label, "no sample shows running requests that hold part of the pool")
-    each = usage[busy] * q.pool.tokens / running[busy]
     prompts = np.nan_to_num(series.prompt[at]) * span
+    coming = busy & (
+        np.cumsum(prompts[::-1])[::-1] > 0
+    )  # who runs after the last prompt is long
+    busy = coming if coming.any() else busy
+    each = usage[busy] * q.pool.tokens / running[busy]
     # requests that are there although no prompt was counted came before the first sample
     before = int(running[0]) if prompts[0] < 1 and running[0] > 0 else 0
     return _Balance(
@@ -216,7 +225,7 @@ def _lengths(q: Quantities, b: _Balance) -> _Lengths:
         return _running_already(q, b, generated)
     last = int(np.flatnonzero(b.prompts > 0)[-1])
     there = b.running + b.waiting
-    batch = last + 1 <= 0.4 * len(b.prompts) and (np.diff(there[last:]) <= 0).all()
+    batch = last < max(3, 0.1 * len(b.prompts)) and (np.diff(there[last:]) <= 0).all()
     if batch:
         num = max(float(there.max()), 1.0)
         return _Lengths(
@@ -231,7 +240,8 @@ def _lengths(q: Quantities, b: _Balance) -> _Lengths:
             ),
         )
     ratio = generated / prompts
-    prompt = prompt or b.held / (1 + ratio)
+    most = prompts / max(float(there.max()), 1.0)  # at least as many came as were there at once
+    prompt = prompt or min(b.held / (1 + ratio), most)
     return _Lengths(
         prompt,
         output or max(prompt * ratio, 1.0),

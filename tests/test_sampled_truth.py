@@ -251,3 +251,11 @@ def test_the_command_writes_a_trace_that_opens_as_a_workload(
 
     assert "8 requests" in capsys.readouterr().out
     assert open_workload(out).table["output_tokens"].to_list() == [9_000] * 8
+
+
+def test_requests_of_several_sequences_are_refused(recordings: dict[str, Recording]) -> None:
+    log = Source.from_text("server.log", v1_log(recordings["chat"]))
+    flags = Source.from_text("config.txt", "SamplingParams(n=8, max_tokens=100)\n")
+
+    with pytest.raises(NotAWorkloadError, match="generates 8 sequences"):
+        estimate_workload(read_sources([log, flags]))
