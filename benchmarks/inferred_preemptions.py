@@ -247,10 +247,10 @@ def share(part: int, whole: int) -> str:
 def table(rows: Sequence[Row]) -> list[str]:
     """Counts by way of telling; recordings without a preemption apart."""
     head = (
-        "| told as | recordings with preemptions | says a count or range | true count in it "
+        "| told as | recordings with preemptions | says a count or range | with an upper end | true count in it "
         "| median relative error | 90 % below | exact | without preemptions: says more than 0 | verdict right |"
     )
-    lines = [head, "|" + "---|" * 9]
+    lines = [head, "|" + "---|" * 10]
     for kind in KINDS:
         mine = [r for r in rows if r.kind == kind and r.stated_pool]
         some, none = [r for r in mine if r.true_count], [r for r in mine if not r.true_count]
@@ -261,7 +261,8 @@ def table(rows: Sequence[Row]) -> list[str]:
         exact = sum(r.low == r.high == r.true_count for r in said)
         invented = sum(bool(r.low) for r in none)
         lines.append(
-            f"| {kind} | {len(some)} | {share(len(said), len(some))} | {share(sum(r.holds for r in said), len(said))} "
+            f"| {kind} | {len(some)} | {share(len(said), len(some))} "
+            f"| {share(sum(r.high is not None for r in said), len(said))} | {share(sum(r.holds for r in said), len(said))} "
             f"| {middle} | {most} | {share(exact, len(said))} | {share(invented, len(none))} "
             f"| {share(sum(r.right for r in mine), len(mine))} |"
         )
@@ -316,7 +317,8 @@ def report(rows: Sequence[Row]) -> str:
             f"{num} recordings, each told of as a V1 log (10 s), a V0 log (5 s), scrapes (15 s) and lines of iterations,",
             "as text through the readers. Command: `python benchmarks/inferred_preemptions.py --write`. Modelled times,",
             "seeded workloads: the same figures anywhere. Error: of the count, of a range's middle, or of the lower end",
-            "where a range has no upper one. A verdict is right where it names capacity (queue, preemption, thrash, head",
+            "where a range has no upper one: there, that the true count is in it says only that no more was claimed than",
+            "there were. Runs of one load that preempt nothing are alike in all modes. A verdict is right where it names capacity (queue, preemption, thrash, head",
             "of line, swap) for a run with preemptions, and names no eviction for a run whose pool was never full.",
             "",
             *table(rows),
