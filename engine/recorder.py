@@ -97,7 +97,9 @@ def writing(directory: Path) -> Iterator[None]:
         yield
     except OSError as error:
         before = any(directory.glob("*/part-*.parquet"))
-        kept = "What was recorded before is readable" if before else "Nothing was recorded before"
+        kept = (
+            "What was recorded before is readable" if before else "Nothing was recorded before"
+        )
         raise RecordingError(
             directory,
             "",
