@@ -112,7 +112,6 @@ SMOLLM2 = SampleInfo(
     ),
     departs=(
         "prompts are drawn token ids, not text",
-        "the bundled pair was recorded side by side on a busy machine, where a step took some three times as long as alone",
         "0.3 requests/s, somewhat more than a core serves, so that the pool stays full",
     ),
     pool_tokens=1_024,
