@@ -12,13 +12,17 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import sys
 import tempfile
 from pathlib import Path
 
-from engine.config import EngineSettings
-from engine.gpu.run import RunOptions, pick_device, run
-from traces import samples
-from traces.recording import open_recording
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # a script finds the project; hence imports below it (E402)
+
+from engine.config import EngineSettings  # noqa: E402
+from engine.gpu.run import RunOptions, pick_device, run  # noqa: E402
+from traces import samples  # noqa: E402
+from traces.recording import open_recording  # noqa: E402
 
 RESULTS = Path(__file__).parent / "results"
 
