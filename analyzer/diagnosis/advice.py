@@ -107,7 +107,7 @@ def suggested_memory(q: Quantities) -> Step | None:
         if isinstance(n.values.get("kv_bytes"), int | float)
     ]
     if said:
-        most = max(float(n.values["kv_bytes"]) for n in said)  # type: ignore[arg-type]
+        most = max(float(n.values["kv_bytes"]) for n in said)  # type: ignore[arg-type]  # numbers, chosen above
     now = q.number("kv_bytes")
     if not most or not now or most <= now * 1.001:
         return None

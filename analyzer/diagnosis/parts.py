@@ -41,7 +41,7 @@ def _stated_pools(facts: Sequence[Fact]) -> dict[str, dict[str, float]]:
             fact.value, int | float
         )
         if good and not fact.inferred and fact.at is not None:
-            found.setdefault(fact.at.source, {})[f"{fact.name}"] = float(fact.value)  # type: ignore[arg-type]
+            found.setdefault(fact.at.source, {})[fact.name] = float(fact.value)  # type: ignore[arg-type]  # a number, looked at in `good`
     return found
 
 

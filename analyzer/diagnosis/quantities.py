@@ -288,7 +288,7 @@ class Quantities:
             and isinstance(fact.value, int | float)
             and not isinstance(fact.value, bool)
         )
-        return float(fact.value) if good and fact is not None else None  # type: ignore[arg-type]
+        return float(fact.value) if good and fact is not None else None  # type: ignore[arg-type]  # a number, looked at in `good`
 
     def word(self, name: str) -> str:
         """A fact as lower-case text, "" where it is not there."""

@@ -144,7 +144,7 @@ class Copier:
     def __exit__(self, kind: Any, fault: Any, trace: Any) -> None:
         try:
             self.close()
-        except Exception:
+        except Exception:  # whatever stopped a copy, on any thread or stream
             if fault is None:  # an error on its way out is the one to be seen
                 raise
 

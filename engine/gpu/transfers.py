@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from engine.core.host_cache import find_host, key_of
+from engine.core.offload import plan_idle
 from engine.core.state import Clock, Kind, Rules, State, Status
 from engine.gpu.swap import Copier, Copy, HostBlocks
 from traces.errors import InvariantError
@@ -63,11 +64,6 @@ class Transfers:
             raise InvariantError("a copy in a run without host blocks")
         return self._maybe_copier
 
-    @property
-    def pending(self) -> bool:
-        """Whether any asynchronous copy has not been seen to have ended."""
-        return bool(self._swaps or self._jobs)
-
     # --- before a step is decided ------------------------------------------------------------
 
     def before(self) -> None:
@@ -103,8 +99,6 @@ class Transfers:
 
     def plan_ahead(self) -> None:
         """Copy what the core would store during a pause: nobody sees those jobs afterwards."""
-        from engine.core.offload import plan_idle
-
         plan_idle(self._s, self._rules)
         hosts, c = self._s.hosts.view(np.ndarray), self._s.c[0]
         for j in hosts["job_order"][: c.num_jobs].tolist():

@@ -119,7 +119,7 @@ class Source:
                 except (OSError, EOFError) as e:
                     self._note_damage(e, number)
                     return
-                except Exception as e:
+                except Exception as e:  # decoders of packed files raise kinds of their own
                     if not is_damage(e):
                         raise
                     self._note_damage(e, number)
@@ -149,7 +149,7 @@ class Source:
                     parts.append(chunk)
             except EvidenceError:
                 raise
-            except Exception as e:
+            except Exception as e:  # decoders of packed files raise kinds of their own
                 if not (is_damage(e) or isinstance(e, OSError)):
                     raise
                 self._note_damage(e, 0)
@@ -176,7 +176,7 @@ class Source:
                 while need > 0 and (part := f.read(need)):
                     parts.append(part)
                     need -= len(part)
-        except Exception as e:
+        except Exception as e:  # decoders of packed files raise kinds of their own
             if not (is_damage(e) or isinstance(e, OSError)):
                 raise
             if not parts:
