@@ -5,17 +5,16 @@ from __future__ import annotations
 import streamlit as st
 
 from analyzer.pages import compare
+from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
-st.navigation(
-    [
-        st.Page(
-            compare.page,
-            title="Compare",
-            icon=":material/compare_arrows:",
-            url_path="compare",
-            default=True,
-        )
-    ],
-    position="top",
-).run()
+PAGES = {
+    "compare": st.Page(
+        compare.page,
+        title="Compare",
+        icon=":material/compare_arrows:",
+        url_path="compare",
+        default=True,
+    ),
+}
+shell.run(st.navigation(list(PAGES.values()), position="top"), PAGES)

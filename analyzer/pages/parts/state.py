@@ -134,6 +134,12 @@ def write_url() -> None:
     st.query_params.update({name: value for name, value in wanted.items() if value})
 
 
+def url_of_pair() -> dict[str, str]:
+    """The part of the URL that says what is shown, for links between pages."""
+    names = ("source", "sample", "a", "b", "t", "by", "trace", "columns")
+    return {n: v for n in names if (v := st.query_params.get(n))}
+
+
 def _columns_text(ref: TraceRef) -> str | None:
     if not ref.mapping and not ref.time_unit:
         return None

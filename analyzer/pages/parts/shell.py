@@ -1,0 +1,216 @@
+"""The frame around every page: side bar, the pair that is shown, the job that runs, the URL.
+
+It reads downward: choose, load, draw, settings. Widgets of the frame are drawn here, in the entry
+point's run, so that they keep their values when another page is chosen. The page is drawn before
+the settings panel, because only the panel needs the engine. What a page shows is its own business.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, cast
+
+import streamlit as st
+from streamlit.navigation.page import StreamlitPage
+
+from analyzer.compare import Comparison
+from analyzer.look import Side
+from analyzer.pages.parts import state, warm_core
+from analyzer.pages.parts.frame import style
+from analyzer.pages.parts.header import header
+from analyzer.pages.parts.job_panel import job_section
+from analyzer.pages.parts.jobs import Job, Progress
+from analyzer.pages.parts.messages import guarded, say_error
+from analyzer.pages.parts.outcome import compared
+from analyzer.pages.parts.replay import check, engine_choices, replay_both
+from analyzer.pages.parts.runs import PairRef, Run, load, sample_pairs
+from analyzer.pages.parts.settings_form import (
+    Choice,
+    engine_settings,
+    settings_form,
+    start_from,
+)
+from analyzer.pages.parts.sources import is_previous, source_section
+from analyzer.pages.parts.state import TraceRef
+from analyzer.pages.parts.store import Store, default_root
+from analyzer.pages.parts.timeline import theme
+from analyzer.pages.parts.trace_panel import by_hand_section, read_trace, recognised_section
+from traces import samples
+from traces.errors import SettingsError, WorkloadError
+from traces.workload import Workload
+
+_PAGES = "pages_by_path"
+_SOURCE = "source_now"
+
+
+@dataclass(frozen=True)
+class Opened:
+    """The pair on the page, loaded. key: names both runs' content, for caches; pair: what was
+    asked for; source: "sample", "trace" or "recordings"; is_sample: nothing was given yet;
+    is_previous: of a source given before, for want of a result of this one."""
+
+    key: str
+    pair: PairRef
+    a: Run
+    b: Run
+    source: str
+    is_sample: bool
+    is_previous: bool
+
+    def run(self, side: Side) -> Run:
+        """The run in place A or B."""
+        return self.a if side == "A" else self.b
+
+    @property
+    def found(self) -> Comparison:
+        """The comparison of both, worked out once per content. Raises CompareError."""
+        return compared(self.key, self.a, self.b)
+
+
+def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
+    """Draw the frame and in it the chosen page. pages: url path -> page, for links between them."""
+    st.session_state[_PAGES] = dict(pages)
+    style(theme())
+    store = Store(default_root())
+    source = "sample"
+    with st.sidebar, guarded():
+        st.markdown("**KV Replay**")
+        source = source_section(store)
+    st.session_state[_SOURCE] = source
+    workload = _trace(store) if source == "trace" else None
+    with guarded():
+        job_section()
+    state.write_url()
+    with guarded():
+        chosen.run()
+    with st.sidebar, guarded():
+        _settings(store, source, workload)
+    warm_core.start()
+
+
+def draw(body: Callable[[Opened], None], title: str = "") -> None:
+    """Load the shown pair, head the page with it and let `body` draw; faults become messages.
+
+    title: of the page, for the heading; "" on Compare, whose heading is the pair.
+    """
+    with guarded():
+        opened = open_pair()
+        if opened is None:
+            st.info(
+                "This sample is replayed first: see the panel on the left.",
+                icon=":material/hourglass_empty:",
+            )
+            return
+        header(opened.a, opened.b, opened.pair, title, opened.is_sample, opened.is_previous)
+        body(opened)
+
+
+def open_pair() -> Opened | None:
+    """The pair on the page; None where a sample has no bundled recordings and was not replayed.
+
+    Raises RecordingError where a reference leads nowhere.
+    """
+    store = Store(default_root())
+    source = str(st.session_state.get(_SOURCE) or "sample")
+    ref = state.shown_pair()
+    is_sample = ref is None
+    if ref is None:
+        ref = sample_pairs().get(sample_name())
+        if ref is None:
+            return None
+    a, b = load(ref.a, store), load(ref.b, store)
+    key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
+    return Opened(key, ref, a, b, source, is_sample, is_previous(source))
+
+
+def link_to(path: str, label: str, icon: str | None = None, **query: str | None) -> None:
+    """A link to another page that shows the same pair. query: more of the URL, None left out."""
+    page = cast(Mapping[str, StreamlitPage], st.session_state.get(_PAGES, {})).get(path)
+    if page is None:  # a page drawn alone, as in a test
+        return
+    wanted = {**state.url_of_pair(), **{k: v for k, v in query.items() if v is not None}}
+    st.page_link(page, label=label, icon=icon, query_params=wanted, width="content")
+
+
+def sample_name() -> str:
+    """The chosen sample's name."""
+    return str(st.session_state.get("sample") or samples.names()[0])
+
+
+# ---- choose -----------------------------------------------------------------------------------
+
+
+def _trace(store: Store) -> Workload | None:
+    """The trace that was given, what was recognised in it, and its first replay."""
+    ref = state.trace()
+    if ref is None:
+        st.info(
+            "Give a request trace in the side bar: what a server was asked, one row a request. Until then the last result is shown.",
+            icon=":material/arrow_back:",
+        )
+        return None
+    workload = None
+    with guarded():
+        try:
+            workload = read_trace(ref, store)
+        except WorkloadError as error:
+            say_error(error)
+            by_hand_section(ref, store)
+        else:
+            recognised_section(ref, workload, store)
+    return workload
+
+
+def _settings(store: Store, source: str, workload: Workload | None) -> None:
+    """The settings panel; starts a replay when Apply is pressed or there is nothing to show yet."""
+    if source == "recordings":
+        return
+    engine, known = engine_choices()
+    name = sample_name() if source == "sample" else ""
+    defaults = {**engine, **_sample_settings(name)} if name else engine
+    st.subheader("Replay", anchor=False)
+    _follow_link(store, name or "trace", list(engine))
+    choice, pressed = settings_form(defaults, known, preset=name or "trace")
+    ref = TraceRef(f"sample:{name}") if name else state.trace()
+    if ref is None or (source == "trace" and workload is None):
+        return
+    is_new = not state.was_replayed(ref.key) and (
+        source == "trace" or name not in sample_pairs()
+    )
+    pressed_pool = bool(st.session_state.pop("press_pool", False))
+    if pressed or is_new or pressed_pool:
+        try:
+            check(choice)
+        except SettingsError as error:
+            say_error(error)
+            return
+        _start(ref, workload or samples.load(name), choice, store)
+
+
+def _follow_link(store: Store, preset: str, names: list[str]) -> None:
+    """Let the panel begin with the settings of a pair that a link has opened."""
+    ref = state.shown_pair()
+    if not state.opened_by_link() or ref is None:
+        return
+    with guarded():
+        a, b = (load(r, store).meta.settings for r in (ref.a, ref.b))
+        start_from(engine_settings(a, names), engine_settings(b, names), preset)
+
+
+def _sample_settings(name: str) -> dict[str, Any]:
+    about = samples.info(name)
+    return {"kv_tokens": about.pool_tokens, "model": about.model, "device": about.device}
+
+
+def _start(ref: TraceRef, workload: Workload, choice: Choice, store: Store) -> None:
+    state.mark_replayed(ref.key)
+    if (running := state.job()) is not None:
+        running.cancel()
+    job = Job(
+        lambda report, cancelled: replay_both(workload, choice, store, report, cancelled),
+        {"A": Progress(), "B": Progress()},
+        made_from=ref.key,
+    )
+    state.set_job(job.start())
+    st.rerun()
