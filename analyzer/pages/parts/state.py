@@ -111,6 +111,11 @@ def asked_range() -> tuple[float, float] | None:
     return found if isinstance(found, tuple) else None
 
 
+def asked_time_range() -> tuple[float, float] | None:
+    """The range of this session in seconds; None where it was asked for on another axis than time."""
+    return asked_range() if st.session_state.get("by", "time") == "time" else None
+
+
 # ---- the URL --------------------------------------------------------------------------------------
 
 
@@ -135,8 +140,9 @@ def write_url() -> None:
 
 
 def url_of_pair() -> dict[str, str]:
-    """The part of the URL that says what is shown, for links between pages."""
-    names = ("source", "sample", "a", "b", "t", "by", "trace", "columns")
+    """The part of the URL that says what is shown, for links between pages. The frame's own widgets
+    (source, sample) write themselves into the URL of every page."""
+    names = ("a", "b", "t", "trace", "columns")
     return {n: v for n in names if (v := st.query_params.get(n))}
 
 

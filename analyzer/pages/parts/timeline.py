@@ -74,6 +74,7 @@ def _controls() -> tuple[Alignment, list[str]]:
             required=True,
             key="by",
             bind="query-params",
+            persist_state="session",
             on_change=forget_range,
             label_visibility="collapsed",
         )
@@ -86,6 +87,7 @@ def _controls() -> tuple[Alignment, list[str]]:
             key="rows",
             label_visibility="collapsed",
             bind="query-params",
+            persist_state="session",
             wrap=True,
         )
     return by, list(which or ["blocks"])
