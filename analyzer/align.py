@@ -91,7 +91,7 @@ def align(
     data: dict[str, pl.Series] = {"x_start": pl.Series(grid[:-1]), "x_end": pl.Series(grid[1:])}
     for column in columns:
         for side, (steps, _), run in zip("ab", (a, b), edges, strict=True):
-            values = _on_grid(
+            values = on_grid(
                 run, steps[column].to_numpy().astype(np.float64), grid, column in LEVELS
             )
             data[f"{side}_{column}"] = pl.Series(values, dtype=pl.Float64, nan_to_null=True)
@@ -99,7 +99,7 @@ def align(
     return pl.DataFrame(data)
 
 
-def _on_grid(
+def on_grid(
     edges: np.ndarray, values: np.ndarray, grid: np.ndarray, level: bool
 ) -> np.ndarray:
     """Mean (level) or sum of a run's values in each bucket of the grid; NaN where not covered.
