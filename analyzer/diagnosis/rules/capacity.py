@@ -18,13 +18,14 @@ from analyzer.diagnosis.findings import KNOWN, UNKNOWN, Finding, Missing, Proof,
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.proofs import (
-    COUNTER,
     WALL_FRAC,
     ask_for_capacity,
+    counter,
     held_proof,
     preemption_proof,
     recompute_proof,
 )
+from analyzer.diagnosis.rules.signs import full_tail
 
 
 def find_preemption(q: Quantities) -> Finding | None:
@@ -152,7 +153,7 @@ def _unknowns(q: Quantities) -> tuple[Missing, ...]:
             Missing("the length of requests", "prompt and max output tokens of a request")
         )
     if q.preemptions.kind != KNOWN and q.is_v1:
-        unknown.append(COUNTER)
+        unknown.append(counter(q))
     return tuple(unknown)
 
 
@@ -176,6 +177,9 @@ def find_queue(q: Quantities) -> Finding | None:
         return None
     u, w = series.usage[at], series.waiting[at]
     queued = w > 0
+    tail = np.isin(at, full_tail(q))
+    if tail.any():
+        queued = tail  # it filled up, and is full now
     if not queued.any() or float(np.median(u[queued])) < WALL_FRAC:
         return None
     if q.preemptions.kind == KNOWN and q.preemptions.some:
@@ -209,7 +213,7 @@ def find_queue(q: Quantities) -> Finding | None:
         or (ask_for_capacity(),),
         tuple(useless),
         (),
-        (COUNTER,) if unknown else (),
+        (counter(q),) if unknown else (),
     )
 
 

@@ -73,7 +73,10 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
     if queue is None or series is None or queue.most_running == 0 or at_slot_limit(q, queue):
         return None
     prompt = series.prompt[queue.at]
-    known = prompt[np.isfinite(prompt)]
+    known, unit = prompt[np.isfinite(prompt)], "tokens/s"
+    if not len(known):  # older lines say how many a batch has, and no rate
+        batch = series.col("context_tokens")[queue.at]
+        known, unit = batch[np.isfinite(batch)], "tokens a batch"
     generation = queue.generation or 0.0
     if not prompts_bind(queue):
         return None
@@ -83,10 +86,10 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
     return Finding(
         "PREFILL_BOUND",
         "high" if queue.waiting > queue.most_running else "medium",
-        f"Prompts take the machine: {np.median(known):,.0f} prompt tokens/s, usage {percent(queue.usage)}, {queue.waiting:.0f} waiting{growth}.",
+        f"Prompts take the machine: {np.median(known):,.0f} prompt {unit}, usage {percent(queue.usage)}, {queue.waiting:.0f} waiting{growth}.",
         (
             Proof(
-                f"Prompt throughput is {known.min():,.0f} to {known.max():,.0f} tokens/s against {generation:,.0f} generated; usage is at most {percent(float(series.usage[queue.at].max()))}",
+                f"Prompt throughput is {known.min():,.0f} to {known.max():,.0f} {unit} against {generation:,.0f} generated; usage is at most {percent(float(series.usage[queue.at].max()))}",
                 {
                     "prompt_per_s": float(np.median(known)),
                     "generation_per_s": generation,

@@ -7,10 +7,17 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import percent
 
 WALL_FRAC = 0.9
-COUNTER = Missing(
-    "the number of preemptions",
-    "two scrapes of vllm:num_preemptions_total (V1 prints none in its log)",
-)
+_COUNTERS = {
+    "sglang": "the lines 'Retract requests', or two scrapes of sglang:num_retracted_requests_total",
+    "tensorrt-llm": "numPausedRequests of the iteration statistics",
+    "triton": "'Paused Requests' of the iteration statistics",
+}
+
+
+def counter(q: Quantities) -> Missing:
+    """What would tell the number of preemptions of this engine."""
+    vllm = "two scrapes of vllm:num_preemptions_total (V1 prints none in its log)"
+    return Missing("the number of preemptions", _COUNTERS.get(q.engine, vllm))
 
 
 def held_proof(q: Quantities) -> tuple[Proof, ...]:

@@ -12,7 +12,7 @@ from analyzer.diagnosis.advice import (
 from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
-from analyzer.diagnosis.rules.proofs import COUNTER
+from analyzer.diagnosis.rules.proofs import counter
 from analyzer.diagnosis.rules.signs import FREE_FRAC
 
 
@@ -295,7 +295,7 @@ def find_insufficient(q: Quantities) -> Finding | None:
             if not q.has(kind):
                 missing.append(Missing(kind, line))
     if q.full_sample is not None and q.preemptions.kind != KNOWN:
-        missing.insert(0, COUNTER)
+        missing.insert(0, counter(q))
     if not q.has("pool"):
         missing.append(
             Missing(

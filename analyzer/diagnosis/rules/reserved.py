@@ -7,7 +7,14 @@ import numpy as np
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
-from analyzer.diagnosis.rules.signs import CALM, ROOM_FRAC, USUAL_LIMITS, at_slot_limit, waiters
+from analyzer.diagnosis.rules.signs import (
+    CALM,
+    MOSTLY,
+    ROOM_FRAC,
+    USUAL_LIMITS,
+    at_slot_limit,
+    waiters,
+)
 
 BY_DEFAULT = (
     "tensorrt-llm",
@@ -43,6 +50,8 @@ def find_reservation(q: Quantities) -> Finding | None:
     series = q.main
     if queue is None or series is None or queue.usage > 0.75:
         return None
+    if queue.prefilling >= MOSTLY:
+        return None  # prompts are admitted batch by batch: nobody is held back yet
     limit = at_slot_limit(q, queue)
     stated = q.number("max_num_seqs") is not None or limit in USUAL_LIMITS
     if limit and (stated or q.engine not in BY_DEFAULT):

@@ -13,6 +13,7 @@ from traces.evidence.evidence import Line, Notice
 
 ROOM_FRAC = 0.9  # below it there is room for those that wait
 FREE_FRAC = 0.9  # below it the pool had room all the time
+MOSTLY = 0.8  # share of the lines that are prompt batches while the queue is being admitted
 MIN_SLOTS = 4  # fewer that never move are no limit but a trickle
 
 
@@ -35,7 +36,8 @@ CALM = ("NO_PRESSURE_YET", "NOT_KV")
 @dataclass(frozen=True)
 class Waiters:
     """Samples with a queue although there is room. at: their indices; usage, running, waiting: medians there;
-    most_running: of all samples; share: of the samples; prompts: prompt tokens a second there; generation: output tokens a second, median."""
+    most_running: of all samples; share: of the samples; prompts: prompt tokens a second there; generation: output tokens a second,
+    median; prefilling: share of the last of them that are batches of prompts (SGLang prints a line for each)."""
 
     at: np.ndarray
     usage: float
@@ -45,6 +47,7 @@ class Waiters:
     share: float
     prompts: np.ndarray
     generation: float | None
+    prefilling: float = 0.0
 
 
 def waiters(q: Quantities) -> Waiters | None:
@@ -57,7 +60,7 @@ def waiters(q: Quantities) -> Waiters | None:
     if not len(queued):
         return None
     room = queued[series.usage[queued] < ROOM_FRAC]
-    if 2 * len(room) < len(queued):
+    if 2 * len(room) < len(queued) or len(full_tail(q)):
         return None
     running = series.running[room]
     deferred = np.nan_to_num(series.col("num_deferred")[room])
@@ -77,7 +80,31 @@ def waiters(q: Quantities) -> Waiters | None:
         len(room) / max(len(at), 1),
         series.prompt[room],
         median(series.generation[room]),
+        _prefilling(q, room),
     )
+
+
+def _prefilling(q: Quantities, at: np.ndarray) -> float:
+    """Share of the last samples of `at` that are batches of prompts."""
+    if q.main is None:
+        return 0.0
+    last = at[-max(3, len(at) // 4) :]
+    return float((np.nan_to_num(q.main.col("context_tokens")[last]) > 0).mean())
+
+
+def full_tail(q: Quantities) -> np.ndarray:
+    """Samples with a queue since the pool filled up and stayed full to the end; none where it did not, or where
+    a single one of many is full."""
+    series = q.main
+    if series is None:
+        return np.array([], dtype=int)
+    at = series.valid(series.usage, series.waiting)
+    queued = at[series.waiting[at] > 0]
+    if not len(queued) or queued[-1] != at[-1]:
+        return queued[:0]
+    below = np.flatnonzero(series.usage[queued] < ROOM_FRAC)
+    tail = queued[below[-1] + 1 :] if len(below) else queued
+    return tail if len(tail) >= 2 or 5 * len(tail) >= len(queued) else queued[:0]
 
 
 def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
@@ -97,6 +124,8 @@ def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
     running = series.running[queue.at]
     flat = len(running) >= 3 and np.ptp(running) == 0 and running[0] == queue.most_running
     flat = flat and queue.most_running >= MIN_SLOTS
+    if q.engine == "sglang":
+        flat = _refilled(q, queue) or (flat and _is_round(queue.most_running))
     if queue.most_running in USUAL_LIMITS and len(running):
         return queue.most_running if (running == queue.most_running).mean() >= 0.5 else None
     if flat and not prompts_bind(queue):
@@ -104,8 +133,36 @@ def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
     return None
 
 
+def _is_round(limit: int) -> bool:
+    """Whether people would set such a limit. SGLang's own reservation stops at any number, and a batch in which
+    nobody finishes stands still as well."""
+    return limit % 8 == 0 or limit % 10 == 0
+
+
+def _refilled(q: Quantities, queue: Waiters) -> bool:
+    """SGLang prints admissions: whether those that leave are replaced up to the same number each time."""
+    series = q.main
+    if series is None or queue.most_running < MIN_SLOTS:
+        return False
+    new = np.nan_to_num(series.col("num_context_requests")[queue.at])
+    total = series.running[queue.at] + new
+    decode = np.flatnonzero(new == 0)
+    refills = np.flatnonzero(new > 0)
+    refills = refills[refills > decode[0]] if len(decode) else refills[:0]
+    at_top = total[decode] == queue.most_running
+    return bool(
+        len(decode) >= 2
+        and at_top.all()
+        and len(refills)
+        and (total[refills] == queue.most_running).all()
+    )
+
+
 def prompts_bind(queue: Waiters) -> bool:
-    """Whether prompt tokens flow at a rate that takes the machine: steady, and well above what is generated."""
+    """Whether prompt tokens flow at a rate that takes the machine: steady, and well above what is generated; or
+    nearly all lines are batches of prompts that are admitted one after the other."""
+    if queue.prefilling >= MOSTLY:
+        return True
     flow = queue.prompts[np.isfinite(queue.prompts)]
     if not len(flow) or (flow > 0).mean() < 0.6:
         return False

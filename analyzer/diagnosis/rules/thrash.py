@@ -13,8 +13,8 @@ from analyzer.diagnosis.findings import KNOWN, Finding, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule
 from analyzer.diagnosis.rules.proofs import (
-    COUNTER,
     WALL_FRAC,
+    counter,
     held_proof,
     preemption_proof,
     recompute_proof,
@@ -70,7 +70,7 @@ def find_thrash(q: Quantities) -> Finding | None:
             f"preemptions: {hidden.how}",
             "hidden prefill: growth of usage x pool - generated tokens",
         ),
-        (COUNTER,) if q.preemptions.kind != KNOWN else (),
+        (counter(q),) if q.preemptions.kind != KNOWN else (),
         {
             "generation_before": round(before, 1),
             "generation_after_median": round(after, 1),
