@@ -1,13 +1,13 @@
-"""Two runs laid on one axis: by time, by step, or by the share of the work done.
+"""Runs laid on one axis: by time, by step, or by the share of the work done.
 
 Levels are averaged over each bucket of the common grid and counts are summed in it, so that nothing
-between grid points is lost; where only one of the runs exists there is no difference. It knows
+between grid points is lost; where one of two runs does not exist there is no difference. It knows
 `steps` and the times of first tokens, and judges nothing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import polars as pl
@@ -76,13 +76,44 @@ def align(
 ) -> pl.DataFrame:
     """Both runs on a grid of `points` buckets: x_start, x_end, and a_, b_, delta_ of each column.
 
-    a, b: (steps, requests). by: "time" in seconds since the start of the run, "step", or "progress",
-    the share (0 to 1) of the output tokens of the run that produced more. Columns of LEVELS are
-    means over the bucket, all others sums in it. A value is null where the run does not cover the
-    whole bucket, and so is the delta (B - A). Raises SettingsError for an unknown alignment.
+    As `runs_on_grid`, with the delta (B - A), which is null where either is.
     """
-    total = max(int(requests["output_tokens"].sum()) for _, requests in (a, b))
-    edges = [axis_edges(steps, requests, by, total) for steps, requests in (a, b)]
+    found = runs_on_grid(
+        {"a": a, "b": b}, by=by, columns=columns, start=start, end=end, points=points
+    )
+    return found.select(
+        "x_start",
+        "x_end",
+        *(
+            column
+            for name in columns
+            for column in (
+                pl.col(f"a_{name}"),
+                pl.col(f"b_{name}"),
+                (pl.col(f"b_{name}") - pl.col(f"a_{name}")).alias(f"delta_{name}"),
+            )
+        ),
+    )
+
+
+def runs_on_grid(
+    runs: Mapping[str, tuple[pl.DataFrame, pl.DataFrame]],
+    *,
+    by: str = "time",
+    columns: Sequence[str] = ("used_blocks",),
+    start: float | None = None,
+    end: float | None = None,
+    points: int = 600,
+) -> pl.DataFrame:
+    """Runs on a grid of `points` buckets: x_start, x_end, and `<name>_<column>` of each run.
+
+    runs: name -> (steps, requests). by: "time" in seconds since the start of the run, "step", or
+    "progress", the share (0 to 1) of the output tokens of the run that produced most. Columns of
+    LEVELS are means over the bucket, all others sums in it. A value is null where the run does not
+    cover the whole bucket. Raises SettingsError for an unknown alignment.
+    """
+    total = max(int(requests["output_tokens"].sum()) for _, requests in runs.values())
+    edges = [axis_edges(steps, requests, by, total) for steps, requests in runs.values()]
     low = (
         start if start is not None else min((float(e[0]) for e in edges if len(e)), default=0.0)
     )
@@ -90,18 +121,15 @@ def align(
     grid = np.linspace(low, high, points + 1)
     data: dict[str, pl.Series] = {"x_start": pl.Series(grid[:-1]), "x_end": pl.Series(grid[1:])}
     for column in columns:
-        for side, (steps, _), run in zip("ab", (a, b), edges, strict=True):
+        for (name, (steps, _)), run in zip(runs.items(), edges, strict=True):
             values = on_grid(
                 run, steps[column].to_numpy().astype(np.float64), grid, column in LEVELS
             )
-            data[f"{side}_{column}"] = pl.Series(values, dtype=pl.Float64, nan_to_null=True)
-        data[f"delta_{column}"] = data[f"b_{column}"] - data[f"a_{column}"]
+            data[f"{name}_{column}"] = pl.Series(values, dtype=pl.Float64, nan_to_null=True)
     return pl.DataFrame(data)
 
 
-def on_grid(
-    edges: np.ndarray, values: np.ndarray, grid: np.ndarray, level: bool
-) -> np.ndarray:
+def on_grid(edges: np.ndarray, values: np.ndarray, grid: np.ndarray, level: bool) -> np.ndarray:
     """Mean (level) or sum of a run's values in each bucket of the grid; NaN where not covered.
 
     edges: [n + 1] for n values. A count belongs to the bucket in which its step begins.

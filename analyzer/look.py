@@ -10,13 +10,14 @@ from typing import Literal
 
 import numpy as np
 
-Side = Literal["A", "B"]
+Side = Literal["A", "B", "C"]
 Role = Literal["prefill", "decode", "recomputed", "cached", "swap", "stall"]
 
 
 @dataclass(frozen=True)
 class Theme:
-    """Colours of one brightness. Source: Okabe and Ito 2008, lightened for dark grounds."""
+    """Colours of one brightness. Source: Okabe and Ito 2008, lightened for dark grounds; the
+    third run has the wine of Tol 2021, since every other colour of theirs means something here."""
 
     template: str
     text: str
@@ -25,6 +26,7 @@ class Theme:
     ground: str
     a: str
     b: str
+    c: str
     preempt: str
     swap: str
     ok: str
@@ -35,7 +37,7 @@ class Theme:
     bad_text: str
 
     def side(self, side: Side | None) -> str:
-        return {"A": self.a, "B": self.b}.get(side or "", self.grey)
+        return {"A": self.a, "B": self.b, "C": self.c}.get(side or "", self.grey)
 
     def role(self, role: Role) -> str:
         return {
@@ -56,6 +58,7 @@ LIGHT = Theme(
     ground="#ffffff",
     a="#0072B2",
     b="#E69F00",
+    c="#882255",
     preempt="#D55E00",
     swap="#CC79A7",
     ok="#009E73",
@@ -73,6 +76,7 @@ DARK = Theme(
     ground="#171614",
     a="#56B4E9",
     b="#E69F00",
+    c="#D98CB3",
     preempt="#F0743B",
     swap="#E39AC4",
     ok="#2DC08D",

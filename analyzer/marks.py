@@ -41,13 +41,15 @@ class Areas:
 
 @dataclass(frozen=True)
 class Bars:
-    """Sums per bucket. x: left edges (n,); width: of a bucket; y: (n,)."""
+    """Sums per bucket. x: left edges (n,); width: of a bucket; y: (n,); place: which part of the
+    bucket they fill, of how many."""
 
     label: str
     x: np.ndarray
     width: float
     y: np.ndarray
     side: Side
+    place: tuple[int, int] = (0, 1)
 
 
 @dataclass(frozen=True)
@@ -70,14 +72,17 @@ class Band:
     side: Side
 
 
+_BAND_OPACITY = 0.2
+_DASH: dict[Side, str] = {"A": "solid", "B": "5px,2px", "C": "7px,2px,1px,2px"}
+_HATCH: dict[Side, str] = {"A": "", "B": "/", "C": "x"}
 Mark = Line | Areas | Bars | Difference | Band
 
 
 def pen(side: Side, look: Look, theme: Theme, role: Role | None = None) -> dict[str, Any]:
-    """Line style: A solid, B dashed, dotted for what belongs to a line rather than to a side."""
+    """Line style: A solid, B dashed, C dash-dotted, dotted for what belongs to a line rather than to a side."""
     colour = theme.role(role) if role else theme.side(side)
     width = {"main": 1.6, "faint": 1.0, "dotted": 1.4}[look]
-    dash = "dot" if look == "dotted" else ("5px,2px" if side == "B" else "solid")
+    dash = "dot" if look == "dotted" else (_DASH[side])
     return {"color": colour, "width": width, "dash": dash, "shape": "hv"}
 
 
@@ -127,20 +132,26 @@ def _areas(mark: Areas, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
 
 
 def _bars(mark: Bars, y_axis: str, theme: Theme) -> dict[str, Any]:
-    """A's bars fill the left half of a bucket, B's, hatched, the right half."""
-    hatch = {"shape": "/", "size": 4, "solidity": 0.45, "fgcolor": theme.ground}
-    half = mark.width / 2
+    """Each side's bars fill their part of a bucket; B's and C's are hatched."""
+    hatch = {
+        "shape": _HATCH[mark.side],
+        "size": 4,
+        "solidity": 0.45,
+        "fgcolor": theme.ground,
+    }
+    nth, parts = mark.place
+    part = mark.width / parts
     return {
         "type": "bar",
-        "x": mark.x + (half * 0.5 if mark.side == "A" else half * 1.5),
+        "x": mark.x + part * (nth + 0.5),
         "y": mark.y,
-        "width": half * 0.96,
+        "width": part * 0.96,
         "yaxis": y_axis,
         "name": mark.label,
         "marker": {
             "color": theme.side(mark.side),
             "line": {"width": 0},
-            "pattern": hatch if mark.side == "B" else {},
+            "pattern": hatch if _HATCH[mark.side] else {},
         },
         **_SILENT,
     }
@@ -177,7 +188,7 @@ def _band(mark: Band, y_axis: str, theme: Theme) -> list[dict[str, Any]]:
         "line": {"width": 0, "shape": "hv", "color": colour},
         **_SILENT,
     }
-    fill = {"fill": "tonexty", "fillcolor": faded(colour, 0.2)}
+    fill = {"fill": "tonexty", "fillcolor": faded(colour, _BAND_OPACITY)}
     return [{**edge, "y": mark.low}, {**edge, "y": mark.high, **fill}]
 
 

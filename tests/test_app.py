@@ -14,14 +14,15 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzer.aligned import Aligned
 from analyzer.marks import Band, Line
 from analyzer.pages.parts import replay, runs, warm_core
 from analyzer.pages.parts.jobs import Job, Progress
-from analyzer.pages.parts.runs import Run
 from analyzer.pages.parts.settings_form import Choice
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store
-from analyzer.pages.parts.view import Aligned, timeline_rows
+from analyzer.run import Run
+from analyzer.timeline_rows import timeline_rows
 from engine.config import PREEMPTION_MODES
 from tests.builders import make_meta, make_requests, make_steps, write
 from traces import samples
@@ -238,7 +239,7 @@ def test_every_setting_of_the_panel_can_differ_in_b(store: Store) -> None:
 def test_more_steps_than_points_are_drawn_as_mean_and_band(tmp_path: Path) -> None:
     used = [1, 3] * 1000 + [2, 2] * 200
     run = Run("run:x", open_recording(write(tmp_path / "r", make_steps(used))))
-    pair = Aligned(run, run, "time")
+    pair = Aligned({"A": run, "B": run}, "time")
 
     (row,) = timeline_rows(pair, pair.full, ["blocks"])
 
@@ -253,7 +254,7 @@ def test_more_steps_than_points_are_drawn_as_mean_and_band(tmp_path: Path) -> No
 
 def test_few_steps_are_drawn_one_by_one(tmp_path: Path) -> None:
     run = Run("run:x", open_recording(write(tmp_path / "r", make_steps([1, 3] * 100))))
-    pair = Aligned(run, run, "time")
+    pair = Aligned({"A": run, "B": run}, "time")
 
     (row,) = timeline_rows(pair, pair.full, ["blocks"])
 

@@ -85,7 +85,10 @@ def test_state_is_drawn_as_steps_in_svg() -> None:
 
 def test_bars_of_b_are_hatched_and_stand_beside_those_of_a() -> None:
     counts = np.array([3.0, 0.0, 1.0])
-    marks = (Bars("a", X, 1.0, counts, "A"), Bars("b", X, 1.0, counts, "B"))
+    marks = (
+        Bars("a", X, 1.0, counts, "A", (0, 2)),
+        Bars("b", X, 1.0, counts, "B", (1, 2)),
+    )
 
     fig = timeline([make_row(*marks)], AXIS, NAMES, LIGHT)
 

@@ -18,10 +18,10 @@ from analyzer.pages.parts.outcome import (
     ttft_section,
     verdict_section,
 )
-from analyzer.pages.parts.runs import Run
 from analyzer.pages.parts.settings_form import set_pool
 from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.timeline import theme, timeline_section
+from analyzer.run import Run
 
 PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
 
@@ -43,7 +43,7 @@ def _body(opened: Opened) -> None:
     refused_section(found, a, b)
     cards_section(found)
     notes_section(found)
-    timeline_section(opened.key, a, b)
+    timeline_section(opened.key, {"A": a, "B": b})
     ttft_section(a, b, theme())
     st.subheader("All figures", anchor=False)
     delta_section(found)

@@ -3,17 +3,18 @@ run did the same."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import polars as pl
 import streamlit as st
 
+from analyzer.aligned import Aligned, Alignment, steps_shown
 from analyzer.look import Side
 from analyzer.measured import is_cost_estimated, recompute_token_s
-from analyzer.pages.parts.runs import Run
-from analyzer.pages.parts.view import Aligned, Alignment, steps_shown
 from analyzer.preemptions import preemptions
+from analyzer.run import Run
 
 MOST_ROWS = 5_000
 # Columns that are left out where no row has a value: not recorded, or not for these modes.
@@ -26,22 +27,18 @@ def _preemptions(ref: str, num_steps: int, _run: Run) -> pl.DataFrame:
 
 
 def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFrame, int]:
-    """Preemptions of both runs in the shown range, by time, at most MOST_ROWS; and how many there are."""
+    """Preemptions of the runs in the shown range, by time, at most MOST_ROWS; and how many there are."""
     tables = {
         side: _preemptions(run.ref, run.steps.height, run) for side, run in pair.runs.items()
     }
     victims = {side: t["request_id"].unique() for side, t in tables.items()}
-    other: dict[Side, Side] = {"A": "B", "B": "A"}
     parts = []
     for side, table in tables.items():
         first, last = steps_shown(pair, side, shown)
-        also = pl.col("request_id").is_in(victims[other[side]].implode())
         parts.append(
             table.filter(pl.col("step").is_between(first, last)).with_columns(
                 run=pl.lit(side),
-                where=pl.when(also)
-                .then(pl.lit("in both runs"))
-                .otherwise(pl.lit(f"only in {side}")),
+                where=_where(side, victims),
             )
         )
     found = pl.concat(parts).sort("t_s", "run", maintain_order=True)
@@ -78,6 +75,21 @@ def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFram
         where="where",
     )
     return shown_rows, found.height
+
+
+def _where(side: Side, victims: Mapping[Side, pl.Series]) -> pl.Expr:
+    """'only in A', or 'in B, C too': the other runs in which the request is preempted."""
+    others = [
+        pl.when(pl.col("request_id").is_in(v.implode())).then(pl.lit(s))
+        for s, v in victims.items()
+        if s != side
+    ]
+    also = pl.concat_str(others, separator=", ", ignore_nulls=True) if others else pl.lit("")
+    return (
+        pl.when(also == "")
+        .then(pl.lit(f"only in {side}"))
+        .otherwise(pl.format("in {} too", also))
+    )
 
 
 def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> None:
@@ -133,7 +145,8 @@ def _nothing(pair: Aligned, shown: tuple[float, float]) -> str:
         f"{side} uses at most {int(run.steps['used_blocks'].to_numpy().max(initial=0)):,} of {run.recording.pool_blocks:,} blocks"
         for side, run in pair.runs.items()
     ]
-    return f"No preemption in either run: {' and '.join(peaks)}."
+    where = {1: "this run", 2: "either run"}.get(len(peaks), "any run")
+    return f"No preemption in {where}: {' and '.join(peaks)}."
 
 
 def _columns() -> dict[str, Any]:
@@ -187,6 +200,6 @@ def _columns() -> dict[str, Any]:
         ),
         "nth": number("Hit", help="1: its first preemption, 2: its second."),
         "where": text(
-            "In the other run", help="Whether this request is preempted in the other run too."
+            "In other runs", help="Whether this request is preempted in the other runs too."
         ),
     }

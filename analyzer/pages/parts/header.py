@@ -11,8 +11,9 @@ import streamlit as st
 
 from analyzer.pages.parts import state
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.runs import PairRef, Run, run_names
+from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.settings_form import exchange_sides
+from analyzer.run import Run, run_names
 
 
 def header(
@@ -30,7 +31,7 @@ def header(
         vertical_alignment="center",
         key="header",
     ):
-        names = run_names(a, b)
+        names = run_names({"A": a, "B": b})
         st.title(
             f"{page}{before}A {plain(names['A'])} against B {plain(names['B'])}",
             anchor=False,

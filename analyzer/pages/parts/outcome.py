@@ -19,7 +19,7 @@ from analyzer.judging import TOLERANCE_FRAC
 from analyzer.latency import request_latency
 from analyzer.look import Side, Theme, seconds, three_digits
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.runs import Run, run_names
+from analyzer.run import Run, run_names
 from analyzer.words import (
     label,
     percent,
@@ -198,7 +198,7 @@ def ttft_section(a: Run, b: Run, theme: Theme) -> None:
     ]
     st.subheader("Time to first token, all requests", anchor=False)
     st.plotly_chart(
-        shares_below(samples, "TTFT at most", run_names(a, b), theme),
+        shares_below(samples, "TTFT at most", run_names({"A": a, "B": b}), theme),
         theme=None,
         key="ttft",
         config={**CONFIG, "displayModeBar": False},

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 
-import polars as pl
 import streamlit as st
 
 import traces
-from analyzer.condition import idle_settings
-from analyzer.look import Side
 from analyzer.pages.parts.store import Store
+from analyzer.run import Run
 from traces.errors import RecordingError
-from traces.recording import Meta, Recording, open_recording
+from traces.recording import open_recording
 
 SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
@@ -33,66 +30,6 @@ class PairRef:
 
     def swapped(self) -> PairRef:
         return PairRef(self.b, self.a)
-
-
-class Run:
-    """An opened recording with its tables in memory. ref: its reference; stamp: changes with its
-    files."""
-
-    def __init__(self, ref: str, recording: Recording, stamp: str = "") -> None:
-        self.ref = ref
-        self.recording = recording
-        self.stamp = stamp
-        self._ever: dict[str, bool] = {}
-
-    @property
-    def meta(self) -> Meta:
-        return self.recording.meta
-
-    @cached_property
-    def steps(self) -> pl.DataFrame:
-        return self.recording.steps.rechunk()
-
-    @cached_property
-    def events(self) -> pl.DataFrame:
-        return self.recording.events
-
-    @cached_property
-    def requests(self) -> pl.DataFrame:
-        return self.recording.requests
-
-    def ever(self, column: str) -> bool:
-        """Whether a column of `steps` is ever more than 0."""
-        if column not in self._ever:
-            self._ever[column] = bool(self.steps[column].max() or 0)
-        return self._ever[column]
-
-    @property
-    def mode(self) -> str:
-        """The preemption mode it was run with, or its file's name where it does not say."""
-        return str(self.meta.preemption_mode or self.recording.label)
-
-    @property
-    def is_simulated(self) -> bool:
-        return self.meta.clock in ("modelled", "step")
-
-
-def run_names(a: Run, b: Run) -> dict[Side, str]:
-    """A short name of each run: its mode, and up to two settings in which it differs and that do
-    something in both modes."""
-    ours, theirs = a.meta.settings, b.meta.settings
-    left_out = {"preemption_mode", *idle_settings(a.meta, b.meta)}
-    keys = [
-        k
-        for k in sorted({*ours, *theirs})
-        if k not in left_out and ours.get(k) != theirs.get(k)
-    ]
-    names: dict[Side, str] = {}
-    for side, run in (("A", a), ("B", b)):
-        extra = [f"{k} {run.meta.settings.get(k)}" for k in keys[:2]]
-        more = [f"{len(keys) - 2} more"] if len(keys) > 2 else []
-        names[side] = ", ".join([run.mode, *extra, *more])  # type: ignore[index]
-    return names
 
 
 def sample_pairs() -> dict[str, PairRef]:

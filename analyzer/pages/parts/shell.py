@@ -24,7 +24,7 @@ from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.messages import guarded, say_error
 from analyzer.pages.parts.outcome import compared
 from analyzer.pages.parts.replay import check, engine_choices, replay_both
-from analyzer.pages.parts.runs import PairRef, Run, load, sample_pairs
+from analyzer.pages.parts.runs import PairRef, load, sample_pairs
 from analyzer.pages.parts.settings_form import (
     Choice,
     engine_settings,
@@ -36,6 +36,7 @@ from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.pages.parts.timeline import theme
 from analyzer.pages.parts.trace_panel import by_hand_section, read_trace, recognised_section
+from analyzer.run import Run
 from traces import samples
 from traces.errors import SettingsError, WorkloadError
 from traces.workload import Workload

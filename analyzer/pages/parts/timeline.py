@@ -7,27 +7,21 @@ session state; what is in the rows is known in `view`.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from functools import partial
 from typing import cast
 
-import polars as pl
 import streamlit as st
 
 from analyzer import figures
+from analyzer.aligned import ALIGNMENTS, Aligned, Alignment, data_table, range_sums
 from analyzer.look import DARK, LIGHT, Side, Theme, seconds, three_digits
 from analyzer.pages.parts.events import events_section
 from analyzer.pages.parts.messages import guarded
-from analyzer.pages.parts.runs import Run
 from analyzer.pages.parts.state import asked_range, forget_range, look_at, set_range, write_url
-from analyzer.pages.parts.view import (
-    ALIGNMENTS,
-    ROWS,
-    Aligned,
-    Alignment,
-    range_sums,
-    timeline_rows,
-)
 from analyzer.pages.parts.zoom import zoom_listener
+from analyzer.run import Run
+from analyzer.timeline_rows import ROWS, timeline_rows
 from analyzer.words import NOT_RECORDED
 
 
@@ -37,21 +31,21 @@ def theme() -> Theme:
 
 
 @st.cache_resource(max_entries=8, show_spinner=False)
-def aligned(key: str, by: Alignment, _a: Run, _b: Run) -> Aligned:
-    """Both runs on one axis, worked out once per pair and axis."""
-    return Aligned(_a, _b, by)
+def aligned(key: str, by: Alignment, _runs: Mapping[Side, Run]) -> Aligned:
+    """The runs on one axis, worked out once per content and axis."""
+    return Aligned(_runs, by)
 
 
 @st.fragment
-def timeline_section(key: str, a: Run, b: Run) -> None:
+def timeline_section(key: str, runs: Mapping[Side, Run]) -> None:
     """Controls, chart, what happened in the shown range, and the events in it.
 
-    key: names both runs' content.
+    key: names the runs' content.
     """
     write_url()
     with guarded():
         by, which = _controls()
-        pair = aligned(key, by, a, b)
+        pair = aligned(key, by, runs)
         view = f"{key}\0{by}"
         look_at(view)
         shown = pair.clip(asked_range())
@@ -177,33 +171,6 @@ def _data(pair: Aligned, shown: tuple[float, float]) -> None:
         return
     st.dataframe(
         data_table(pair, shown), hide_index=True, height=320, alt="Timeline as a table"
-    )
-
-
-def data_table(pair: Aligned, shown: tuple[float, float], stretches: int = 60) -> pl.DataFrame:
-    """The shown range in equal stretches: means of blocks and queues, sums of preemptions."""
-    table = pair.in_buckets(
-        ("used_blocks", "num_running", "num_waiting", "num_preempted", "recomputed_tokens"),
-        shown,
-        stretches,
-    )
-    unit = f" ({pair.unit})" if pair.unit else ""
-    names = {
-        "used_blocks": "mean blocks in use",
-        "num_running": "mean running",
-        "num_waiting": "mean waiting",
-        "num_preempted": "preemptions",
-        "recomputed_tokens": "tokens recomputed",
-    }
-    sides: tuple[Side, ...] = ("A", "B")
-    return table.select(
-        (pl.col("x_start") * pair.scale).round(3).alias(f"from{unit}"),
-        (pl.col("x_end") * pair.scale).round(3).alias(f"to{unit}"),
-        *(
-            pl.col(f"{s.lower()}_{c}").round(1).alias(f"{said} · {s}")
-            for c, said in names.items()
-            for s in sides
-        ),
     )
 
 
