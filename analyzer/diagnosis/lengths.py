@@ -148,10 +148,16 @@ class Fits:
 
 
 def how_many_fit(
-    pool: Pool, lengths: Lengths, held: Held | None, max_model_len: float | None, growing: bool
+    pool: Pool,
+    lengths: Lengths,
+    held: Held | None,
+    max_model_len: float | None,
+    growing: bool,
+    printed: float | None = None,
 ) -> Fits:
     """Safe concurrency at the lengths that are known. growing: running requests were still growing when
-    the pool was full, so that what they held is not their length."""
+    the pool was full, so that what they held is not their length; printed: concurrency at max_model_len,
+    as the engine prints it (it knows the pages of hybrid models, which a pool in tokens does not)."""
     at: dict[str, int] = {}
     blocks = pool.usable_blocks
     if blocks:
@@ -183,6 +189,8 @@ def how_many_fit(
             at["stated_low"] = pool.tokens // max(least, 1)
         if max_model_len:
             at["max_model_len"] = int(pool.tokens // max_model_len)
+    if printed and abs(int(printed) - at.get("max_model_len", int(printed))) > 1:
+        at["max_model_len"] = int(printed)
     if held is not None:
         at["held_mean"] = int(1 / held.frac + 1e-6)
     order = ["stated", "p95", "max_model_len"]

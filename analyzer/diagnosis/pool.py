@@ -61,6 +61,7 @@ def derive_pool(
     pool = (
         _stated(facts, size, size_kind, is_v1)
         or _from_bytes(facts, size, size_kind)
+        or _from_concurrency(facts, size, size_kind)
         or _from_used(series, size, size_kind)
         or _from_stairs(stairs, size, size_kind)
         or _from_slope(slope, size, size_kind)
@@ -166,6 +167,17 @@ def _from_bytes(facts: _Facts, size: int | None, size_kind: str) -> Pool | None:
         return None
     how = f"{total:,.0f} bytes at {each:,.0f} bytes a token"
     return _of_tokens(total / each, size, size_kind, how, facts.lines("kv_bytes"))
+
+
+def _from_concurrency(facts: _Facts, size: int | None, size_kind: str) -> Pool | None:
+    times, length = facts.number("max_concurrency"), facts.number("max_concurrency_tokens")
+    if not times or not length:
+        return None
+    off = 0.005 / times  # two decimals are printed
+    how = f"the printed concurrency, {times:g} x {length:,.0f} tokens"
+    bounds = (times * length * (1 - off), times * length * (1 + off))
+    lines = facts.lines("max_concurrency")
+    return _of_tokens(times * length, size, size_kind, how, lines, bounds)
 
 
 def _of_tokens(
@@ -282,7 +294,7 @@ def _checked(
     """The pool with what agrees with it and what does not."""
     claims: list[tuple[str, float, float]] = []
     times, length = facts.number("max_concurrency"), facts.number("max_concurrency_tokens")
-    if times and length:
+    if times and length and "concurrency" not in pool.how:
         text = f"printed concurrency {times:g} x {length:,.0f} tokens = {times * length:,.0f}"
         claims.append((text, times * length, max(0.02, 0.006 / times)))
     if slope is not None and pool.how[:5] != "usage":
@@ -291,6 +303,10 @@ def _checked(
             f"usage = {slope.tokens:,.0f} tokens"
         )
         claims.append((text, slope.tokens, max(0.1, 3 * (slope.high / slope.tokens - 1))))
+    by_usage = facts.number("pool_tokens_by_usage")
+    if by_usage:
+        text = f"used tokens over their printed share = {by_usage:,.0f}"
+        claims.append((text, by_usage, 0.05))
     total, each = facts.number("kv_bytes"), facts.number("kv_bytes_per_token")
     if total and each:
         claims.append((f"{total:,.0f} bytes / {each:,.0f} bytes a token", total / each, 0.03))

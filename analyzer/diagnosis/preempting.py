@@ -80,6 +80,7 @@ def count_preemptions(
         or _by_retractions(evidence)
         or _by_swaps(evidence)
         or _by_warnings(evidence, ranks)
+        or _by_swapped(ranks)
         or _by_fact(evidence)
         or _by_table(evidence)
         or _by_iterations(ranks, pool)
@@ -226,6 +227,31 @@ def _by_swaps(evidence: Evidence) -> Preemptions | None:
     tokens = 0
     found = _from_events(events, len(events), f"{len(events)} swaps out")
     return replace(found, recomputed_low=tokens, recomputed_high=tokens, recomputed_kind=KNOWN)
+
+
+def _by_swapped(ranks: Sequence[Series]) -> Preemptions | None:
+    """Requests that statistics count as swapped: each was preempted at least once."""
+    low, lines = 0, []
+    for series in ranks:
+        swapped = series.swapped
+        at = series.valid(swapped)
+        if not len(at) or not swapped[at].max() > 0:
+            continue
+        grown = np.maximum(np.diff(swapped[at], prepend=0.0), 0.0)
+        low += int(grown.sum())
+        lines += series.lines(int(at[np.argmax(swapped[at])]))
+    if not low:
+        return None
+    return Preemptions(
+        low,
+        None,
+        KNOWN,
+        "requests that statistics count as swapped; who came back between two lines is not seen",
+        recomputed_low=0,
+        recomputed_high=0,
+        recomputed_kind=KNOWN,
+        lines=tuple(dict.fromkeys(lines)),
+    )
 
 
 def _from_events(events: Sequence[Notice], count: int, how: str) -> Preemptions:

@@ -127,6 +127,8 @@ class Quantities:
 
     @cached_property
     def slope(self) -> Slope | None:
+        if self.other_pool is not None:
+            return None  # usage is that of the other pool, which tokens do not fill
         return find_slope(self.main) if self.main is not None else None
 
     @cached_property
@@ -170,7 +172,9 @@ class Quantities:
     @cached_property
     def fits(self) -> Fits:
         limit = self.number("max_model_len") or self.number("max_concurrency_tokens")
-        return how_many_fit(self.pool, self.lengths, self.held, limit, self.growing)
+        length = self.number("max_concurrency_tokens")
+        printed = self.number("max_concurrency") if limit == length else None
+        return how_many_fit(self.pool, self.lengths, self.held, limit, self.growing, printed)
 
     @cached_property
     def imbalance(self) -> Imbalance | None:

@@ -14,6 +14,7 @@ from analyzer.diagnosis.series import Series, stretches
 from traces.evidence.evidence import Evidence, Notice
 
 MIN_FROZEN = 3
+MIN_FROZEN_S = 15.0  # two samples at the end suffice where they stand for as long as this
 ALIVE = (
     "preemption",
     "retract",
@@ -88,8 +89,8 @@ def find_gaps(series: Series, evidence: Evidence) -> list[Gap]:
 
 
 def find_frozen(series: Series) -> Still | None:
-    """The longest run of samples with the same Running and usage and no token, at least three, while
-    requests run, or wait before blocks that nobody who runs holds; or None."""
+    """The longest run of samples with the same Running and usage and no token, at least three (two of
+    V1's ten seconds, at the end), while requests run, or wait before blocks that nobody who runs holds; or None."""
     made = np.nan_to_num(series.generation, nan=0.0) + np.nan_to_num(series.prompt, nan=0.0)
     held = (series.running == 0) & (series.waiting > 0) & (series.usage > EMPTY_FRAC)
     held &= ~(series.swapped > 0)
@@ -108,9 +109,27 @@ def find_frozen(series: Series) -> Still | None:
                 int(series.running[first + a]),
                 float(series.usage[first + a]),
             )
-            if run.num >= MIN_FROZEN and (best is None or run.num > best.num):
+            enough = run.num >= MIN_FROZEN or _long_at_end(series, run, made)
+            if enough and (best is None or run.num > best.num):
                 best = run
     return best
+
+
+def _long_at_end(series: Series, run: Still, made: np.ndarray) -> bool:
+    """Whether two samples are the last, stand for long enough, and come after one that generated."""
+    usual = usual_period(series)
+    if run.num != 2 or run.last != len(series) - 1 or usual is None or run.first == 0:
+        return False
+    span = float(series.t_s[run.last] - series.t_s[run.first]) + usual
+    return span >= MIN_FROZEN_S and bool(made[run.first - 1] > 0) and run.running > 0
+
+
+def _soon_over(series: Series, last: int) -> bool:
+    """Whether the next sample comes as soon as usual: a queue of one sample is a request that has just come."""
+    usual = usual_period(series)
+    if last == len(series) - 1 or usual is None:
+        return False
+    return not float(series.gaps_s[last + 1]) > MIN_PERIODS * usual
 
 
 def find_starved(series: Series) -> Still | None:
@@ -122,7 +141,8 @@ def find_starved(series: Series) -> Still | None:
     best: Still | None = None
     for first, last in stretches(starved):
         run = Still(first, last, 0, float(usage[first]))
-        quiet = last > first or (series.per_step is False and made[last] == 0)
+        alone = series.per_step is False and made[last] == 0 and not _soon_over(series, last)
+        quiet = last > first or alone
         if (quiet or len(series) == 1) and (best is None or run.num > best.num):
             best = run
     return best

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 
 from analyzer.diagnosis.advice import (
@@ -12,7 +13,13 @@ from analyzer.diagnosis.advice import (
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
-from analyzer.diagnosis.rules.signs import OTHER_CAUSES, ending_faults, near_wall, silence_proof
+from analyzer.diagnosis.rules.signs import (
+    OTHER_CAUSES,
+    ending_faults,
+    near_wall,
+    silence_proof,
+    what_it_says,
+)
 from traces.evidence.evidence import Notice
 
 
@@ -100,16 +107,49 @@ def find_bug(q: Quantities) -> Finding | None:
     )
 
 
+NEAR_S, NEAR_LINES = 5.0, 8
+_VAGUE = re.compile(
+    r"background task failed|encountered a|hit an exception|failed to start", re.I
+)
+
+
+def _cause(faults: Sequence[Notice]) -> Notice:
+    """The line that names the error; the first where none does. Engines report that they failed, and the last
+    line of a traceback says why."""
+    named = [
+        n
+        for n in faults
+        if re.search(r"\w(?:Error|Exception)\b", what_it_says(n))
+        and not re.search(r"DeadError", what_it_says(n))
+    ]
+    clear = [n for n in faults if not _VAGUE.search(what_it_says(n))]
+    if _VAGUE.search(what_it_says(faults[0])):
+        return (named or clear or list(faults))[0]
+    return faults[0]
+
+
+def _just_before(notice: Notice, fault: Notice) -> bool:
+    """Whether it happened just before the fault: in time, or a few lines above where a line has none."""
+    if notice.t_s is not None and fault.t_s is not None:
+        return 0 <= fault.t_s - notice.t_s <= NEAR_S
+    same = notice.at.source == fault.at.source
+    return same and 0 <= fault.at.number - notice.at.number <= NEAR_LINES
+
+
 def _fault(q: Quantities, faults: Sequence[Notice]) -> Finding | None:
-    what = str(faults[0].values.get("what", faults[0].at.text))[:200]
+    what = what_it_says(_cause(faults))[:200]
     near = [
         n
         for n in q.evidence.all_notices("preemption", "swap_out", "retract")
-        if n.t_s is not None and faults[0].t_s is not None and 0 <= faults[0].t_s - n.t_s <= 5
+        if _just_before(n, faults[0])
     ]
     full = q.max_usage is not None and q.max_usage >= 0.95
-    after = (faults[0].t_s or 0.0) - (near[-1].t_s or 0.0) if near else 0.0
-    trigger = f" within {after:.1f} s of a preemption" if near else ""
+    trigger = ""
+    if near:
+        first, last = faults[0].t_s, near[-1].t_s
+        timed = first is not None and last is not None
+        apart = f"within {(first or 0.0) - (last or 0.0):.1f} s of" if timed else "right after"
+        trigger = f" {apart} a preemption"
     facts: dict[str, object] = {"fatal": what}
     if near or full:
         facts["trigger"] = "CAPACITY_PREEMPTION"

@@ -7,7 +7,9 @@ import numpy as np
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
+from analyzer.diagnosis.rules.oversize import would_fit
 from analyzer.diagnosis.rules.signs import HANGS, OTHER_CAUSES, ending_faults, what_it_says
+from analyzer.diagnosis.stillness import MIN_FROZEN
 
 MEMORY_KNOBS = "gpu_memory_utilization and max_num_seqs: no capacity knob repairs an engine that takes no steps"
 
@@ -52,7 +54,7 @@ def find_deadlock(q: Quantities) -> Finding | None:
         )
     return Finding(
         "ENGINE_DEADLOCK",
-        "high",
+        "high" if still.num >= MIN_FROZEN else "medium",
         f"The engine takes no steps: Running {still.running}, usage {percent(still.usage)} and zero throughput are "
         f"frozen for {times(still.num, 'sample')}{span}.",
         tuple(proofs),
@@ -83,6 +85,58 @@ def find_deadlock(q: Quantities) -> Finding | None:
             "stall_to": end,
             "last_step_between": [before, start],
         },
+    )
+
+
+def find_nobody_admitted(q: Quantities) -> Finding | None:
+    """Requests wait before an empty pool in which each of them fits."""
+    still, series, why = q.starved, q.main, would_fit(q)
+    if still is None or series is None or why is None:
+        return None
+    waiting = series.waiting[still.first : still.last + 1]
+    deferred = np.nan_to_num(series.col("num_deferred")[still.first : still.last + 1])
+    if np.nanmax(waiting - deferred) <= 0:
+        return None
+    start = q.clock(series.t_s[still.first]) or f"sample {still.first + 1}"
+    most = int(np.nanmax(waiting))
+    external = series.has("external_hit_frac") or bool(
+        q.evidence.all_notices("connector", "cannot_store")
+    )
+    look = " and of the KV connector, whose loads hold requests back" if external else ""
+    text = f"from {start} on none runs and {most} wait before a pool at {percent(still.usage)}"
+    return Finding(
+        "ENGINE_DEADLOCK",
+        "high",
+        f"The scheduler admits nobody: {text}, and none of them is too long: {why}.",
+        (
+            Proof(
+                text[0].upper() + text[1:],
+                {"waiting": most, "samples": still.num, "usage_frac": still.usage},
+                series.lines(still.first, still.last),
+            ),
+            Proof(
+                f"Each of them fits: {why}",
+                {},
+                (
+                    *series.lines(max(still.first - 1, 0)),
+                    *q.lines("max_model_len", "max_concurrency_tokens", "pool_tokens"),
+                ),
+            ),
+        ),
+        (
+            Step(
+                f"restart it, and look at the log of the scheduler{look}",
+                "the queue moves again until the same state comes back",
+            ),
+            Step(
+                "the same load without the KV connector (or without prefix caching), and a newer version",
+                "tells which part holds the requests back",
+            ),
+        ),
+        (MEMORY_KNOBS, "--max-model-len: each request fits"),
+        ("that the scheduler is at fault: who waits fits, and nothing runs",),
+        (Missing("why it admits nobody", "the log at DEBUG, and a stack dump of the engine"),),
+        {"waiting_at_stall": most, "stall_from": q.clock(series.t_s[still.first])},
     )
 
 
@@ -137,6 +191,18 @@ RULES = (
         "vllm#2731",
         exclude_deadlock,
         (*OTHER_CAUSES, "CAPACITY_PREEMPTION", "THRASH_PREFILL_READMIT", "ENGINE_BUG"),
+    ),
+    Rule(
+        "admits-nobody",
+        "ENGINE_DEADLOCK",
+        12,
+        ("running", "waiting"),
+        find_nobody_admitted,
+        "A queue before an empty pool in which each of those that wait fits: the longest that is allowed fits, or they "
+        "ran together a moment before.",
+        "vllm#45387, #45414, #42371, #37308",
+        None,
+        (*OTHER_CAUSES, "ENGINE_BUG", "CAPACITY_PREEMPTION", "OVERSIZE_REQUEST"),
     ),
     Rule(
         "step-reported-hung",

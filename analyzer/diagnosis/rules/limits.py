@@ -12,8 +12,15 @@ from analyzer.diagnosis.advice import (
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
-from analyzer.diagnosis.rules.signs import CALM, at_slot_limit, prompts_bind, waiters
+from analyzer.diagnosis.rules.signs import (
+    CALM,
+    STEADY_FRAC,
+    at_slot_limit,
+    prompts_bind,
+    waiters,
+)
 
+TIGHT_FRAC = 0.5  # from here on one that runs may leave no room for another
 HEAD_FRAC = 0.3  # below it a head that does not fit would need most of the pool
 
 
@@ -68,6 +75,11 @@ def exclude_slots(q: Quantities) -> str | None:
     return f"at most {most:.0f} ran, the limit is {limit:.0f}" if most < limit else None
 
 
+def prompt_rate(known: np.ndarray) -> float:
+    """Prompt tokens a second: the median where they flow in most samples, else the mean."""
+    return float(np.median(known) if (known > 0).mean() >= STEADY_FRAC else known.mean())
+
+
 def find_prefill_bound(q: Quantities) -> Finding | None:
     queue, series = waiters(q), q.main
     if queue is None or series is None or queue.most_running == 0 or at_slot_limit(q, queue):
@@ -86,12 +98,12 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
     return Finding(
         "PREFILL_BOUND",
         "high" if queue.waiting > queue.most_running else "medium",
-        f"Prompts take the machine: {np.median(known):,.0f} prompt {unit}, usage {percent(queue.usage)}, {queue.waiting:.0f} waiting{growth}.",
+        f"Prompts take the machine: {prompt_rate(known):,.0f} prompt {unit}, usage {percent(queue.usage)}, {queue.waiting:.0f} waiting{growth}.",
         (
             Proof(
                 f"Prompt throughput is {known.min():,.0f} to {known.max():,.0f} {unit} against {generation:,.0f} generated; usage is at most {percent(float(series.usage[queue.at].max()))}",
                 {
-                    "prompt_per_s": float(np.median(known)),
+                    "prompt_per_s": prompt_rate(known),
                     "generation_per_s": generation,
                     "usage_frac": queue.usage,
                 },
@@ -112,7 +124,7 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
         ),
         ("gpu_memory_utilization, fp8 KV, max_num_seqs: the pool and the slots are free",),
         ("that compute binds: prompts flow at a steady high rate, and there is room",),
-        facts={"prompt_per_s": round(float(np.median(known)), 1)},
+        facts={"prompt_per_s": round(prompt_rate(known), 1)},
     )
 
 
@@ -125,12 +137,13 @@ def find_head_of_line(q: Quantities) -> Finding | None:
     stated_head = q.lengths.prompt[1] if q.lengths.prompt else None
     free = q.pool.tokens * (1 - queue.usage) if q.pool.tokens else None
     blocked = bool(free and stated_head and stated_head > free)
-    idle = bool(len(known)) and float(np.median(known)) <= 0
-    if not (idle or blocked) or (not blocked and len(queue.at) < 2):
-        return None
-    if not blocked and (queue.usage < HEAD_FRAC or queue.running < 2):
-        return None
+    idle = bool(len(known)) and float(np.median(known)) <= 0 and not prompts_bind(queue)
     held = queue.usage / queue.running
+    tight = queue.usage >= TIGHT_FRAC and queue.usage + held > 1  # no second of that kind fits
+    if not (idle or blocked) or (not blocked and len(queue.at) < 2 and not tight):
+        return None
+    if not blocked and (queue.usage < HEAD_FRAC or (queue.running < 2 and not tight)):
+        return None
     behind = int((1 - queue.usage) / held) if held else 0
     low = q.lengths.prompt[0] if q.lengths.prompt else None
     if free and low and stated_head and low < stated_head:

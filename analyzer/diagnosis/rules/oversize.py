@@ -30,6 +30,31 @@ def _asked(q: Quantities) -> int | None:
     return q.lengths.total()
 
 
+def longest_allowed(q: Quantities) -> float | None:
+    """Tokens of the longest request that the engine takes: max_model_len, or the length that its concurrency is
+    printed for."""
+    return q.number("max_model_len") or q.number("max_concurrency_tokens")
+
+
+def would_fit(q: Quantities) -> str | None:
+    """Why none of those that wait before the empty pool can be too long for it; None where one may be."""
+    still, series = q.starved, q.main
+    if still is None or series is None:
+        return None
+    servable, asked, limit = _servable(q), _asked(q), longest_allowed(q)
+    if servable and asked and asked > servable:
+        return None
+    if servable and limit and limit <= servable:
+        return f"max_model_len {limit:,.0f} is within the pool's {servable:,} tokens"
+    before = still.first - 1
+    if before < 0 or not np.isfinite(series.waiting[before]):
+        return None
+    ran, came = series.running[before], series.waiting[still.first] - series.waiting[before]
+    if ran >= 2 and came >= ran and not series.per_step:
+        return f"the {ran:.0f} that ran together a moment before wait now"
+    return None
+
+
 def find_starved(q: Quantities) -> Finding | None:
     """Requests wait, none runs, and the pool is empty."""
     still, series = q.starved, q.main
@@ -40,8 +65,8 @@ def find_starved(q: Quantities) -> Finding | None:
     if np.nansum(deferred) and np.nanmax(waiting - np.nan_to_num(deferred)) <= 0:
         return None
     servable, asked = _servable(q), _asked(q)
-    limit = q.number("max_model_len")
-    if servable and limit and limit <= servable and not (asked and asked > servable):
+    limit = longest_allowed(q)
+    if would_fit(q) is not None:
         return None
     size = q.pool.block_size or 16
     most = int(np.nanmax(waiting))
@@ -345,6 +370,44 @@ def find_unstartable(q: Quantities) -> Finding | None:
     )
 
 
+def find_alone(q: Quantities) -> Finding | None:
+    """The engine says that its only running request found no room."""
+    said = q.evidence.all_notices("alone_out_of_room")
+    if not said:
+        return None
+    pool = f"{q.pool.tokens:,} tokens" if q.pool.tokens else "the pool"
+    proofs = [
+        Proof(
+            "One request ran, and there was no room for its next token",
+            {"pool_tokens": q.pool.tokens},
+            tuple(n.at for n in said[:2]),
+        )
+    ]
+    if q.max_usage is not None and q.main is not None:
+        top = int(np.nanargmax(q.main.usage))
+        text = f"Usage reaches {percent(q.max_usage)} with {q.main.running[top]:.0f} running"
+        proofs.append(Proof(text, {"usage_frac": q.max_usage}, q.main.lines(top)))
+    return Finding(
+        "OVERSIZE_REQUEST",
+        "high",
+        f"One request outgrew {pool}, and nobody else can be evicted for it.",
+        tuple(proofs),
+        (
+            Step(
+                f"bound the request: prompt + max_tokens at most {pool}, less what is set aside for those that come in",
+                "it ends before the wall",
+                {"max_tokens_in_all": q.pool.tokens},
+            ),
+            Step("upgrade", "newer versions abort that request and go on"),
+        ),
+        ("another victim rule or conservativeness: there is no other request to evict",),
+        ("that others (preallocated or in transfer) hold none of it",),
+        ()
+        if q.lengths.total()
+        else (Missing("its length", "prompt and max output tokens of that request"),),
+    )
+
+
 def find_stated_oversize(q: Quantities) -> Finding | None:
     """A stated or refused length that no block count here can hold."""
     servable = _servable(q)
@@ -405,6 +468,17 @@ RULES = (
         "vllm#1879, #546, #1607, #1206",
         None,
         (*OTHER_CAUSES, "ENGINE_BUG"),
+    ),
+    Rule(
+        "alone-without-room",
+        "OVERSIZE_REQUEST",
+        24,
+        ("notices",),
+        find_alone,
+        "An engine that finds nobody to evict but the request itself says so, and older ones end there.",
+        "sglang PR#14948, PR#19881",
+        None,
+        (*OTHER_CAUSES, "ENGINE_BUG", "RESERVATION_BLOCKED", "CAPACITY_PREEMPTION"),
     ),
     Rule(
         "longer-than-pool",

@@ -10,10 +10,11 @@ from analyzer.diagnosis.advice import (
     suggested_memory,
 )
 from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
+from analyzer.diagnosis.growth import FULL_FRAC
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.proofs import counter
-from analyzer.diagnosis.rules.signs import FREE_FRAC
+from analyzer.diagnosis.rules.signs import FREE_FRAC, OTHER_CAUSES, ending_faults
 
 
 def find_not_kv(q: Quantities) -> Finding | None:
@@ -107,7 +108,8 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
             look,
         )
     waiting = series.waiting[np.isfinite(series.waiting)]
-    if len(waiting) and np.median(waiting) > 0:
+    full_for_one = q.held is not None and q.held.frac * (q.held.running + 1) > 1
+    if len(waiting) and np.median(waiting) > 0 and not full_for_one:
         text = f"{np.median(waiting):.0f} wait although there is room"
         return (
             text,
@@ -120,7 +122,7 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
             ),
             look,
         )
-    slow = _slowdown(q)
+    slow = _slowdown(q) or _crawl(q)
     if slow is not None:
         return slow
     if q.evidence.all_notices("out_of_memory"):
@@ -142,9 +144,10 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
 
 
 def find_device_memory(q: Quantities) -> Finding | None:
-    """The device ran out of memory outside the pool, and no sample shows a full pool."""
+    """The device ran out of memory outside the pool, which is set aside at the start: the last that was said,
+    or what ended the engine."""
     said = q.evidence.all_notices("out_of_memory")
-    if not said or q.main is not None:
+    if not said or (q.main is not None and not ending_faults(q)):
         return None
     return Finding(
         "NOT_KV",
@@ -165,7 +168,9 @@ def find_device_memory(q: Quantities) -> Finding | None:
         ),
         ("a larger pool: it takes what is missing outside",),
         (),
-        (Missing("what ran then", "statistics lines before the error"),),
+        ()
+        if q.main is not None
+        else (Missing("what ran then", "statistics lines before the error"),),
     )
 
 
@@ -197,6 +202,34 @@ def _slowdown(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] 
     step = Step(
         "look at compute: batch size, prefill in the same steps, clocks, other tenants",
         "names what takes the time",
+    )
+    return text, (proof,), (step,)
+
+
+CRAWL_PER_S = 1.0  # output tokens a second of one request; people read five times as fast
+
+
+def _crawl(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] | None:
+    """Requests that get less than a token a second in every sample, while no prompt is computed."""
+    series = q.main
+    if series is None or series.per_step:
+        return None
+    at = series.valid(series.generation, series.running)
+    at = at[(series.running[at] > 0) & ~(series.prompt[at] > 0) & (series.generation[at] > 0)]
+    each = series.generation[at] / series.running[at]
+    if len(at) < 3 or each.max() >= CRAWL_PER_S:
+        return None
+    text = (
+        f"each request gets {float(np.median(each)):.2f} tokens/s while no prompt is computed"
+    )
+    proof = Proof(
+        text[0].upper() + text[1:],
+        {"tokens_per_s_each": round(float(np.median(each)), 3)},
+        series.lines(int(at[0]), int(at[-1])),
+    )
+    step = Step(
+        "look at the step itself: weights offloaded to the host, links between devices, eager mode, clocks",
+        "names what takes the time of a step",
     )
     return text, (proof,), (step,)
 
@@ -241,6 +274,9 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     waiting = series.waiting[np.isfinite(series.waiting)]
     if (len(waiting) and waiting[-1] > 0) or q.preemptions.some:
         return None
+    known = series.usage[np.isfinite(series.usage)]
+    if len(known) and known[-1] >= FULL_FRAC:
+        return None  # full now: the next block decides
     if q.hidden is not None or q.starved is not None or q.full_frac > 0.5:
         return None
     wall = q.wall if q.full_sample is None else None
@@ -367,13 +403,13 @@ RULES = (
     Rule(
         "device-memory",
         "NOT_KV",
-        119,
+        29,
         ("notices",),
         find_device_memory,
         "A failed allocation of the device is memory beside the pool; the pool itself never allocates while it runs.",
         "vllm#57475, #19186",
         None,
-        ("NO_PRESSURE_YET",),
+        (*OTHER_CAUSES, "ENGINE_BUG"),
     ),
     Rule(
         "room-and-calm",

@@ -11,9 +11,14 @@ from analyzer.diagnosis.findings import Proof
 from analyzer.diagnosis.quantities import Quantities
 from traces.evidence.evidence import Line, Notice
 
+STEADY_FRAC = 0.6  # share of the samples with prompts from which they flow without a break
+MIN_FLOW_FRAC = 0.3  # below it prompts are rare
 ROOM_FRAC = 0.9  # below it there is room for those that wait
 FREE_FRAC = 0.9  # below it the pool had room all the time
 MOSTLY = 0.8  # share of the lines that are prompt batches while the queue is being admitted
+MIN_QUEUED_FRAC = (
+    0.25  # a queue that is over, in fewer of the samples, is no state of the server
+)
 MIN_SLOTS = 4  # fewer that never move are no limit but a trickle
 
 
@@ -62,6 +67,8 @@ def waiters(q: Quantities) -> Waiters | None:
     room = queued[series.usage[queued] < ROOM_FRAC]
     if 2 * len(room) < len(queued) or len(full_tail(q)):
         return None
+    if queued[-1] != at[-1] and len(queued) < MIN_QUEUED_FRAC * len(at):
+        return None  # a queue that came and went
     running = series.running[room]
     deferred = np.nan_to_num(series.col("num_deferred")[room])
     if np.median(series.waiting[room] - deferred) <= 0:
@@ -160,13 +167,16 @@ def _refilled(q: Quantities, queue: Waiters) -> bool:
 
 def prompts_bind(queue: Waiters) -> bool:
     """Whether prompt tokens flow at a rate that takes the machine: steady, and well above what is generated; or
-    nearly all lines are batches of prompts that are admitted one after the other."""
+    nearly all lines are batches of prompts that are admitted one after the other. A prompt is counted when it
+    ends, so long ones come in some samples and not in others, and the mean is taken."""
     if queue.prefilling >= MOSTLY:
         return True
     flow = queue.prompts[np.isfinite(queue.prompts)]
-    if not len(flow) or (flow > 0).mean() < 0.6:
+    if not len(flow) or (flow > 0).mean() < MIN_FLOW_FRAC:
         return False
-    return float(np.median(flow)) >= max(2 * (queue.generation or 0.0), 200.0)
+    steady = (flow > 0).mean() >= STEADY_FRAC
+    rate = float(np.median(flow) if steady else flow.mean())
+    return rate >= max((2 if steady else 10) * (queue.generation or 0.0), 200.0)
 
 
 def near_wall(q: Quantities, last: int) -> bool:

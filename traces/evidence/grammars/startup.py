@@ -320,6 +320,25 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "too-few-states",
+        "vllm",
+        "v1-startup",
+        "exceeds available Mamba cache blocks",
+        "kaito#2319, vllm PR#38270; gpu_model_runner.py, hybrid models",
+        notice="too_small",
+        values={
+            "max_num_seqs": integer(r"max_num_seqs \(([\d,]+)\)"),
+            "state_blocks": integer(r"Mamba cache blocks \(([\d,]+)\)"),
+        },
+        facts={
+            "starts": constant("exceeds", False),
+            "max_num_seqs": integer(r"max_num_seqs \(([\d,]+)\)"),
+        },
+        examples=(
+            "ValueError: max_num_seqs (1024) exceeds available Mamba cache blocks (614). Each decode request requires one Mamba cache block",
+        ),
+    ),
+    Grammar(
         "no-memory",
         "vllm",
         "",
