@@ -23,7 +23,8 @@ from traces.evidence.grammars import GRAMMARS, Hit
 from traces.evidence.grammars.requests import without_prompts
 from traces.evidence.heads import Head, read_head
 from traces.evidence.pool_estimates import PoolEstimates
-from traces.evidence.records import Reading, Record, read_records
+from traces.evidence.quiet import read_blocks
+from traces.evidence.records import Reading, Record
 from traces.evidence.servers import Apart, Servers
 from traces.evidence.source import MAX_LINE_TEXT, Source
 from traces.evidence.times import Clocks, Time
@@ -34,6 +35,7 @@ ROWS_PER_CHUNK = 8192
 MAX_KEPT = 10_000  # notices of one kind: so many first ones and so many last ones
 MAX_LINES = 50_000  # lines kept for the samples' origins
 MAX_EXAMPLES = 5
+MAX_LEFT_OVER = 200
 EXAMPLE_CHARS = 160
 SAME_EVENT_S = 2.0
 SAME_SAMPLE_S = 1.0
@@ -44,6 +46,7 @@ _METRIC = re.compile(
     r"(?:# (?:HELP|TYPE) )?(?:vllm|sglang|tgi|trtllm|lmcache|nv)[:_]\w+(?:\{[^}]*\})? (?:\S+)"
     r"|\W{0,4}\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\W{0,4}$"
 )
+_DIGITS = str.maketrans("123456789", "000000000")
 _ENGINE_NAMES = {
     "vllm": "vLLM",
     "sglang": "SGLang",
@@ -95,7 +98,7 @@ class LogFound:
 def read_log(source: Source) -> LogFound:
     """Read one source as a log. Nothing that was recognised is an empty LogFound, not an error."""
     reader = LogReader(source)
-    for record in read_records(source.lines(), reader.seen):
+    for record in read_blocks(source.blocks(), reader.seen, reader.judge, reader.hungry):
         reader.take(record)
     return reader.finish()
 
@@ -108,6 +111,7 @@ class LogReader:
         self.seen = Reading()
         self.clocks = Clocks()
         self.tests = [(needle, g) for g in GRAMMARS for needle in g.needles]
+        self.shapes = {needle.translate(_DIGITS) for needle, _ in self.tests}
         self.engines: Counter[str] = Counter()
         self.families: Counter[str] = Counter()
         self.hits: Counter[str] = Counter()
@@ -148,14 +152,26 @@ class LogReader:
         if len(self.metrics) < MAX_METRIC_LINES and _METRIC.match(text):
             self.metrics.append((record.number, text))
             return
-        if "HTTP/" in text or "%|" in text or "it/s" in text:
+        if _is_noise(text):
             self.noise += 1
-        elif len(self.examples) < MAX_EXAMPLES or len(self.left_over) < 200:
+        elif self.hungry():
             shown = without_prompts(text)[:EXAMPLE_CHARS].strip()
             if len(self.examples) < MAX_EXAMPLES and shown:
                 self.examples.append(shown)
-            if len(self.left_over) < 200:
+            if len(self.left_over) < MAX_LEFT_OVER:
                 self.left_over.append((record.number, without_prompts(text)[:4000]))
+
+    def hungry(self) -> bool:
+        """Whether records that no grammar knows are still kept."""
+        return len(self.examples) < MAX_EXAMPLES or len(self.left_over) < MAX_LEFT_OVER
+
+    def judge(self, text: str) -> bool | None:
+        """What `take` makes of this record and of all that differ in digits only: None where it may be of
+        use, else whether it is noise. It agrees with `take`."""
+        shape = text.translate(_DIGITS)
+        if any(needle in shape for needle in self.shapes) or _METRIC.match(text):
+            return None
+        return _is_noise(text)
 
     def _hit(self, hit: Hit, record: Record) -> None:
         head = read_head(record.text, record.process)
@@ -384,6 +400,8 @@ class LogReader:
 
     def finish(self) -> LogFound:
         """Everything on one clock."""
+        self.skipped += self.seen.quiet
+        self.noise += self.seen.noise
         self._flush(self.rows)
         names = {v: k for k, v in self.clock_ids.items()}
         notices = sorted(
@@ -490,6 +508,7 @@ class LogReader:
         share = self.engines[engine] / known if engine else 0.0
         if self.source.damage:
             notes.append(self.source.damage)
+        notes += self.source.left_out
         return SourceReport(
             self.source.name,
             "log",
@@ -595,6 +614,11 @@ def in_order(frame: pl.DataFrame) -> tuple[pl.DataFrame, int]:
         pl.col("t_s").forward_fill().fill_null(-math.inf).alias("_order")
     )
     return order.sort("_order", maintain_order=True).drop("_order"), disorder
+
+
+def _is_noise(text: str) -> bool:
+    """Whether a record is an access-log line or a progress bar."""
+    return "HTTP/" in text or "%|" in text or "it/s" in text
 
 
 def _swapped(before: _Kept, values: Mapping[str, Any]) -> bool:

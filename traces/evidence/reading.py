@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -26,7 +27,7 @@ from traces.evidence.files import READERS
 from traces.evidence.grammars import GRAMMARS, SILENT
 from traces.evidence.log_reader import in_order, read_log
 from traces.evidence.records import Reading, read_records
-from traces.evidence.source import Source
+from traces.evidence.source import ReadingCancelled, Source
 from traces.evidence.times import EPOCH, SOME_YEAR, Stamp, parse_stamp, shift
 from traces.telemetry import Telemetry, make_telemetry
 from traces.telemetry_laws import MAX_FRAC, polars_schema
@@ -37,6 +38,38 @@ CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of who
 MAY_STAND_BETWEEN = ("notes", "prometheus")  # readers of lines that are pasted among a log's
 DAY_S = 86_400.0
 _FLAGS = re.compile(r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b", re.M)
+
+
+@dataclass
+class _Watcher:
+    """How far the reading of all sources is. Some readers look at a source twice: what is said never falls."""
+
+    total: int
+    progress: Callable[[int, int], None] | None
+    cancelled: Callable[[], bool] | None
+    before: int = 0
+    done: int = 0
+    said_at: float = 0.0
+
+    def look(self, of_this: int) -> None:
+        """Tell and ask, at most every 0.1 s. Raises ReadingCancelled."""
+        now = time.monotonic()
+        self.done = min(max(self.done, self.before + of_this), self.total)
+        if now - self.said_at >= 0.1:
+            self.said_at = now
+            self._tell()
+
+    def end(self, size: int) -> None:
+        """A source has been read."""
+        self.before += size
+        self.done = max(self.done, self.before)
+        self._tell()
+
+    def _tell(self) -> None:
+        if self.cancelled is not None and self.cancelled():
+            raise ReadingCancelled("the reading was stopped before its end")
+        if self.progress is not None:
+            self.progress(self.done, self.total)
 
 
 @dataclass(frozen=True)
@@ -60,10 +93,15 @@ def read_evidence(
     *,
     pasted: str | None = None,
     names: Sequence[str] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
 ) -> Evidence:
     """All that these files and this paste say of a server.
 
-    names: what to call the files, one each, by default their own names. A source that cannot be read is
+    names: what to call the files, one each, by default their own names. progress: called often (some ten
+    times a second at most, and at the end) with the bytes of all sources that were read and their sum, as they
+    lie on disk; never falling. cancelled: asked as often; where it says True, ReadingCancelled (a
+    KVReplayError of source.py) is raised. A source that cannot be read is
     noted where others can; raises EvidenceError where none can, or where nothing was given.
     """
     opened: list[Source] = []
@@ -78,21 +116,35 @@ def read_evidence(
             opened.append(Source.from_text("paste", pasted))
         except EvidenceError as e:
             faults.append(e)
-    return _evidence(opened, faults)
+    return _evidence(opened, faults, progress, cancelled)
 
 
-def read_sources(sources: Sequence[Source]) -> Evidence:
-    """All that these sources say of a server. Raises EvidenceError where none can be read."""
-    return _evidence(list(sources), [])
+def read_sources(
+    sources: Sequence[Source],
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Evidence:
+    """All that these sources say of a server; progress, cancelled: as in `read_evidence`. Raises EvidenceError
+    where none can be read."""
+    return _evidence(list(sources), [], progress, cancelled)
 
 
-def _evidence(sources: list[Source], faults: list[EvidenceError]) -> Evidence:
+def _evidence(
+    sources: list[Source],
+    faults: list[EvidenceError],
+    progress: Callable[[int, int], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Evidence:
     parts: list[Part] = []
+    watcher = _Watcher(sum(s.size for s in sources), progress, cancelled)
     for source in _named_apart(sources):
+        if progress is not None or cancelled is not None:
+            source.watch = watcher.look
         try:
             parts += _read(source)
         except EvidenceError as e:
             faults.append(e)
+        watcher.end(source.size)
     if not parts:
         if faults:
             raise faults[0]

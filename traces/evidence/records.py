@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 WINDOW_LINES = 4000
@@ -105,13 +105,13 @@ _INSIDE_WORDS = (
 )
 _START = re.compile(
     rf"{_LEVEL}\b|\[?\d\d:\d\d:\d\d(?:[.,]\d+)?[\s\]]|\[?(?:\d{{4}}[-/]\d\d[-/]\d\d|\d\d/\d\d/\d{{4}})[T -]\d\d:\d\d"
-    rf"|[IWEF]\d{{4}} \d\d:|\[TensorRT-LLM\]|\[rank\d+\]|Traceback \(|(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)(?::|$)"
+    rf"|[IWEF]\d{{4}} \d\d:|\[TensorRT-LLM\]|\[rank\d+\]|\[(?:DP|TP|PP)\d+[ \]]|\[(?:INFO|WARN|ERROR)|Traceback \(|(?:[\w.]+\.)?\w*(?:Error|Exception|Interrupt)(?::|$)"
     r"|Processed prompts:|\s*\d{1,3}%\||\^C|  File \"|\{\"|=====|#+ |vllm:|sglang:|Killed\b"
 )
 _NAME = re.compile(r"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)?\s*")
 # starts of lines that were copied without their heads: a start where the line before has the same words
 _WEAK_START = re.compile(
-    r"Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
+    r"\[[\w./-]+\.py:\d+\] |Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
 )
 _NAMED_START = re.compile(rf"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)? (?:{_OWN_HEAD})")
 # how whole records end; one line alone that is the longest and ends so was not broken
@@ -166,37 +166,160 @@ class Reading:
     glued: int = 0
     coloured: int = 0
     partial: int = 0
+    quiet: int = 0  # records that were counted and not handed out
+    noise: int = 0  # of these, access-log lines and progress bars
 
 
 def read_records(lines: Iterable[tuple[int, str]], seen: Reading) -> Iterator[Record]:
     """Records of numbered lines, in their order; `seen` is filled on the way."""
-    rows: list[_Row] = []
-    size = 0
-    partial: dict[str, _Row] = {}
-    wrap = Wrap()
+    window = Window(seen)
     for number, raw in lines:
+        window.add(number, raw)
+        if window.full:
+            yield from window.flush()
+    yield from window.end()
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Quiet:
+    """A kind of line that is a record by itself and says nothing, as quiet.py finds them: what is counted
+    of it. raw, visible, body: characters of the line, without colours, and behind prefixes; whole: see _WHOLE;
+    framed, flag: as in a row; kinds: prefixes; blank: nothing but these; noise: as in LogReader."""
+
+    raw: int
+    visible: int
+    body: int
+    whole: bool
+    framed: bool
+    flag: str
+    kinds: tuple[str, ...]
+    blank: bool
+    noise: bool
+
+
+class Window:
+    """Lines that are looked at together: how they were broken shows in many of them.
+
+    Quiet lines are only counted, but the last before a line that may go on with it.
+    """
+
+    def __init__(self, seen: Reading) -> None:
+        self.seen = seen
+        self.rows: list[_Row] = []
+        self.num_rows = self.size = 0
+        self.partial: dict[str, _Row] = {}
+        self.wrap = Wrap()
+        self.quiet: Counter[Quiet] = Counter()
+        self._last: tuple[int, str, Quiet] | None = None  # a quiet line that is no row yet
+
+    @property
+    def full(self) -> bool:
+        return self.num_rows >= WINDOW_LINES or self.size > WINDOW_CHARS
+
+    def add(self, number: int, raw: str) -> None:
+        """One line."""
+        seen = self.seen
         seen.num_lines = max(seen.num_lines, number)
         for part in raw.split("\r") if "\r" in raw else (raw,):
             row = _unprefixed(number, part, seen)
-            if row.flag == "P" or (row.flag and row.stream in partial):
-                whole = _join_partial(row, partial, seen)
+            if row.flag == "P" or (row.flag and row.stream in self.partial):
+                whole = _join_partial(row, self.partial, seen)
                 if whole is None:
                     continue
                 row = whole
             if row.body.strip():
-                rows.append(row)
-                size += len(row.raw)
-        if len(rows) >= WINDOW_LINES or size > WINDOW_CHARS:
-            wrap = find_wrap(rows) or wrap
-            groups = _groups(rows, wrap)
-            for group in groups[:-1]:
-                yield from _split(group, wrap, seen)
-            rows = groups[-1]
-            size = sum(len(r.raw) for r in rows)
-    rows += list(partial.values())
-    wrap = find_wrap(rows) or wrap
-    for group in _groups(rows, wrap):
-        yield from _split(group, wrap, seen)
+                if self._last is not None:
+                    self._settle(needed=not starts(row))
+                self.rows.append(row)
+                self.num_rows += 1
+                self.size += len(row.raw)
+
+    def pass_over(
+        self, kinds: Counter[Quiet], last: tuple[int, str, Quiet] | None, number: int
+    ) -> None:
+        """Quiet lines up to line `number`, by kind; last: the last of them that is not blank."""
+        self.seen.num_lines = max(self.seen.num_lines, number)
+        if last is not None:
+            if self._last is not None:
+                self._settle(needed=False)
+            kinds[last[2]] -= 1
+            self._last = last
+            self.num_rows += 1
+            self.size += last[2].raw
+        self.quiet.update(kinds)
+        for kind, num in kinds.items():
+            if not kind.blank:
+                self.num_rows += num
+                self.size += num * kind.raw
+
+    def _settle(self, needed: bool) -> None:
+        """Make a row of the last quiet line where the next line may go on with it; else count it."""
+        if self._last is None:
+            return
+        number, text, kind = self._last
+        self._last = None
+        if needed:
+            self.rows.append(_unprefixed(number, text, self.seen))
+        else:
+            self.quiet[kind] += 1
+
+    def flush(self) -> Iterator[Record]:
+        """The records of these lines, but of the last, which goes on to the next window."""
+        self._settle(needed=True)
+        self.wrap = find_wrap(self.rows, self.quiet) or self.wrap
+        groups = _groups(self.rows, self.wrap)
+        for group in groups[:-1]:
+            yield from _split(group, self.wrap, self.seen)
+        self._count()
+        self.rows = groups[-1]
+        self.num_rows, self.size = len(self.rows), sum(len(r.raw) for r in self.rows)
+
+    def end(self) -> Iterator[Record]:
+        """The records that are left."""
+        self._settle(needed=True)
+        self.rows += list(self.partial.values())
+        self.wrap = find_wrap(self.rows, self.quiet) or self.wrap
+        for group in _groups(self.rows, self.wrap):
+            yield from _split(group, self.wrap, self.seen)
+        self._count()
+
+    def _count(self) -> None:
+        """Put what the quiet lines of this window were to what was seen."""
+        seen = self.seen
+        for kind, num in self.quiet.items():
+            seen.coloured += num * (kind.visible != kind.raw)
+            for prefix in kind.kinds:
+                seen.prefixes[prefix] += num
+            if not kind.blank:
+                seen.quiet += num
+                seen.noise += num * kind.noise
+        self.quiet = Counter()
+
+
+def quiet_kind(raw: str, judge: Callable[[str], bool | None]) -> Quiet | None:
+    """What is to be counted of a line that is a record by itself and that nobody wants, else None.
+
+    judge: of its text, see quiet.py. It uses nothing of a digit but that it is one.
+    """
+    outside = Reading()
+    row = _unprefixed(0, raw, outside)
+    blank = not row.body.strip()
+    if row.flag == "P" or (not blank and not (starts(row) and _cuts(row.body) == [0])):
+        return None
+    noise = False if blank else judge(row.body)
+    if noise is None or "epeated " in row.body:
+        return None
+    return Quiet(
+        len(raw),
+        len(row.visible),
+        len(row.body),
+        bool(_WHOLE.search(row.body)),
+        row.framed,
+        row.flag,
+        tuple(outside.prefixes.elements()),
+        blank,
+        noise,
+    )
 
 
 def clean(text: str) -> str:
@@ -325,40 +448,50 @@ def starts(row: _Row) -> bool:
     return bool(row.process or _START.match(body) or _NAMED_START.match(body))
 
 
-def find_wrap(rows: list[_Row]) -> Wrap | None:
-    """How these lines were broken, None where nothing says so.
+def find_wrap(rows: list[_Row], quiet: Mapping[Quiet, int]) -> Wrap | None:
+    """How these lines were broken, None where nothing says so. quiet: lines between them.
 
     A break at a column leaves the longest lines equally long, each before a line that starts no record.
     """
-    framed = sum(r.framed for r in rows) * 2 > len(rows)
+    loose = [i for i in range(len(rows) - 1) if not starts(rows[i + 1])]
+    if not loose:
+        return None
+    others = {kind: n for kind, n in quiet.items() if not kind.blank}
+    framed = sum(r.framed for r in rows) + sum(n for k, n in others.items() if k.framed)
     best: tuple[int, Wrap] | None = None
     for of in ("visible", "raw", "body"):
-        if (of == "body") and not framed:
+        if (of == "body") and not framed * 2 > len(rows) + sum(others.values()):
             continue
-        found = _break_at(rows, of)
+        found = _break_at(rows, of, loose, others)
         if found is not None and (best is None or found[0] > best[0]):
             best = found
     return best[1] if best else None
 
 
-def _break_at(rows: list[_Row], of: str) -> tuple[int, Wrap] | None:
+def _break_at(
+    rows: list[_Row], of: str, loose: list[int], quiet: Mapping[Quiet, int]
+) -> tuple[int, Wrap] | None:
     lengths = [len(getattr(r, of)) for r in rows]
-    column = max(lengths, default=0)
+    column = max(max(lengths), max((getattr(kind, of) for kind in quiet), default=0))
     if column < MIN_COLUMN:
         return None
     exact, words = Wrap(column, of), Wrap(column, of, words=True)
-    full = [i for i, n in enumerate(lengths[:-1]) if n >= column - 1]
-    by_column = sum(exact.joins(rows[i], rows[i + 1]) for i in full)
-    loose = [i for i in range(len(rows) - 1) if not starts(rows[i + 1])]
+    by_column = sum(
+        lengths[i] >= column - 1 and exact.joins(rows[i], rows[i + 1]) for i in loose
+    )
     by_word = sum(words.joins(rows[i], rows[i + 1]) for i in loose)
     even = by_word * 5 >= 4 * len(loose) and by_word >= 2 and column <= 240
     if even and by_column * 5 < 4 * by_word:  # a break at the column is one between words too
         return by_word, words
     ends = sum(n == column for n in lengths[:-1])
+    ends += sum(n for kind, n in quiet.items() if getattr(kind, of) == column)
     if of == "body" and (by_column < 2 or by_column * 2 < ends):
         return None  # lines with stamps of their own are mostly whole
-    if by_column == 1 and all(_WHOLE.search(rows[i].body) for i in full):
-        return None
+    if by_column == 1:
+        full = (i for i, n in enumerate(lengths[:-1]) if n >= column - 1)
+        others = all(kind.whole for kind in quiet if getattr(kind, of) >= column - 1)
+        if others and all(_WHOLE.search(rows[i].body) for i in full):
+            return None
     explained = by_column >= 2 and by_column == len(loose)
     if explained or (by_column and by_column * 3 >= ends):
         return by_column, exact

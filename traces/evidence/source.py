@@ -12,11 +12,11 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from traces.errors import EvidenceError
+from traces.errors import EvidenceError, KVReplayError
 from traces.evidence.evidence import Line
 from traces.formats.packed import is_damage, open_packed
 from traces.paths import FOLDER, os_reason, path_kind
@@ -25,6 +25,9 @@ HEAD_BYTES = 65_536
 MAX_LINE_CHARS = 1 << 20  # a longer line is handed out in pieces that carry the same number
 MAX_DOCUMENT_BYTES = 1 << 28  # a document (JSON, YAML) is parsed in memory
 MAX_LINE_TEXT = 400
+BLOCK_BYTES = 1 << 20
+MAX_PIECES = 16  # of one line; what comes behind them is left out
+WATCH_LINES = 4096  # lines between two reports of how far it is
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
 _PAGE = re.compile(r"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 _TITLE = re.compile(r"<(?:title|h1)[^>]*>(.*?)</", re.IGNORECASE | re.DOTALL)
@@ -44,13 +47,19 @@ _KINDS_OF_BINARY = (
 _GIVE_TEXT = "Give the log, the metrics or a table as text."
 
 
+class ReadingCancelled(KVReplayError):
+    """The reader was told to stop."""
+
+
 class Source:
     """A file or a paste, opened far enough to know that it is text.
 
     name: as it is shown; head: its first characters (up to 64 KiB of bytes), control codes kept;
     compression: "", "gzip" or "zstd"; encoding: "utf-8", "utf-16" or "utf-16-le"; damage: after a reading,
     a sentence on where the packed data ended early, else ""; replaced: whether some bytes of the head
-    are no text of that encoding and were replaced.
+    are no text of that encoding and were replaced; left_out: sentences on what a reading passed over;
+    watch: called on the way with the bytes of the file (packed, as it lies there) that were read, and may
+    raise to stop the reading; size: these bytes in all.
     """
 
     def __init__(
@@ -65,6 +74,8 @@ class Source:
         self.path = path
         self.compression = compression
         self.damage = ""
+        self.left_out: list[str] = []
+        self.watch: Callable[[int], None] | None = None
         self.encoding = "utf-8"
         self._data = data
         raw = self._head_bytes()
@@ -112,8 +123,12 @@ class Source:
         with io.TextIOWrapper(
             self._open(), encoding=self.encoding, errors="replace", newline=self._newline
         ) as f:
-            number, at_start = 0, True
+            number, at_start, due = 0, True, WATCH_LINES
             while True:
+                due -= 1
+                if not due:
+                    self._report(f.buffer)
+                    due = WATCH_LINES
                 try:
                     piece = f.readline(max_chars)
                 except (OSError, EOFError) as e:
@@ -132,6 +147,76 @@ class Source:
                 at_start = piece.endswith(self._newline) or not piece
                 yield number, piece.rstrip("\r\n")
 
+    def blocks(self) -> Iterator[tuple[int, bytes, bool]]:
+        """(number of its first line, lines as UTF-8 that end with \\n, whether it is a piece of one line).
+
+        The same lines as `lines()` hands out, many at once. A line of more than 1 MiB comes in pieces,
+        and of one of more than 16 MiB the rest is left out, as `left_out` says.
+        """
+        self.damage, self.left_out = "", []
+        number, rest, pieces = 1, b"", 0
+        for block in self._utf8():
+            block = rest + block if rest else block
+            end = block.rfind(b"\n") + 1
+            if pieces and end:  # the end of a line of which pieces were handed out
+                first = block.index(b"\n") + 1
+                if pieces < MAX_PIECES and first > 1:
+                    yield number, block[:first], True
+                number, pieces, block = number + 1, 0, block[first:]
+                end -= first
+            whole, rest = block[:end], block[end:]
+            if whole:
+                yield number, whole, False
+                number += whole.count(b"\n")
+            while len(rest) >= BLOCK_BYTES:
+                cut = _character_end(rest, BLOCK_BYTES)
+                if pieces < MAX_PIECES:
+                    yield number, rest[:cut] + b"\n", True
+                elif pieces == MAX_PIECES:
+                    self.left_out.append(
+                        f"Line {number:,} is longer than {MAX_PIECES * BLOCK_BYTES >> 20} MiB; what stands behind "
+                        "that in it was left out"
+                    )
+                pieces, rest = pieces + 1, rest[cut:]
+        if rest and pieces < MAX_PIECES:
+            yield number, rest + b"\n", pieces > 0
+        if self.damage:
+            self._note_damage(EOFError(), number - (not rest))
+
+    def _utf8(self) -> Iterator[bytes]:
+        """The file as UTF-8 with \\n for line ends, block by block, without what stands before its first line."""
+        first = True
+        with self._open() as f:
+            text: Any = f
+            if self.encoding != "utf-8":
+                text = io.TextIOWrapper(f, encoding=self.encoding, errors="replace", newline="")
+            while True:
+                try:
+                    block = text.read(BLOCK_BYTES)
+                except Exception as e:  # decoders of packed files raise kinds of their own
+                    if not (is_damage(e) or isinstance(e, OSError)):
+                        raise
+                    self._note_damage(e, 0)
+                    return
+                if not block:
+                    return
+                if isinstance(block, str):
+                    block = block.encode("utf-8", errors="replace")
+                if first:
+                    block = block.removeprefix(b"\xef\xbb\xbf").lstrip(b"\x00")
+                    first = not block
+                if self._newline == "\r":
+                    block = block.replace(b"\r", b"\n")
+                yield block
+                self._report(f)
+
+    def _report(self, f: Any) -> None:
+        """Tell the watcher how far the reading is."""
+        if self.watch is not None:
+            raw = getattr(f, "raw", f)
+            packed = getattr(raw, "fileobj", None) or getattr(raw, "packed", None) or f
+            self.watch(packed.tell())
+
     def text(self, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
         """The whole text of a document. Raises EvidenceError when it is longer than max_bytes."""
         parts, size = [], 0
@@ -139,6 +224,7 @@ class Source:
             try:
                 while chunk := f.read(1 << 20):
                     size += len(chunk)
+                    self._report(f)
                     if size > max_bytes:
                         raise EvidenceError(
                             self.name,
@@ -147,7 +233,7 @@ class Source:
                             "Give one record a line, or a part of it.",
                         )
                     parts.append(chunk)
-            except EvidenceError:
+            except KVReplayError:
                 raise
             except Exception as e:  # decoders of packed files raise kinds of their own
                 if not (is_damage(e) or isinstance(e, OSError)):
@@ -160,6 +246,11 @@ class Source:
         """A Line of this source: control codes removed, at most 400 characters."""
         clean = _CONTROL.sub("", text).rstrip()
         return Line(self.name, number, num_lines, clean[:MAX_LINE_TEXT])
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file or paste as it lies there."""
+        return self.path.stat().st_size if self.path is not None else len(self._data)
 
     def _open(self) -> IO[bytes]:
         if self.path is not None:
@@ -222,6 +313,14 @@ class Source:
         self.damage = (
             f"The {what} data is damaged or cut off{where}; what comes before was read."
         )
+
+
+def _character_end(text: bytes, most: int) -> int:
+    """The end of the last whole UTF-8 character in the first `most` bytes."""
+    end = most
+    while end > most - 4 and end < len(text) and text[end] & 0xC0 == 0x80:
+        end -= 1
+    return end
 
 
 def _compression(magic: bytes) -> str:

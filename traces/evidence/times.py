@@ -172,6 +172,11 @@ def shift(first_time: str | None, t_s: float, digits: int = 0) -> str:
     return f"at {t_s:.{max(digits, 1)}f} s"
 
 
+_TURNS_S = {
+    f.name: 0.0 if "year" in f.has else YEAR_S if "date" in f.has else DAY_S for f in FORMS
+}
+
+
 @dataclass
 class Clock:
     """Seconds of one form's stamps, never a year or a midnight back; `backward` counts smaller steps back."""
@@ -183,11 +188,10 @@ class Clock:
 
     def seconds(self, stamp: Stamp) -> float:
         """Seconds of a stamp, with the years or days added that passed unsaid."""
-        has = next(f.has for f in FORMS if f.name == stamp.form)
         now = stamp.seconds + self.turns_s
         if self.last_s is not None:
             back = self.last_s - now
-            turn = 0.0 if "year" in has else YEAR_S if "date" in has else DAY_S
+            turn = _TURNS_S[stamp.form]
             if turn and back > turn / 2:
                 self.turns_s += turn
                 now += turn
@@ -237,19 +241,26 @@ class Clocks:
 
     def _note(self, where: str, stamp: Stamp) -> Time:
         name = f"{where} {stamp.form}"
-        clock = self.clocks.setdefault(name, Clock(stamp.form))
+        clock = self.clocks.get(name)
+        if clock is None:
+            clock = self.clocks[name] = Clock(stamp.form)
         seconds = clock.seconds(stamp)
         if stamp.offset_s is not None:
             seconds -= stamp.offset_s  # zoned clocks count in UTC
         self.seen[name] += 1
-        self.zones.setdefault(name, set()).add(stamp.offset_s)
+        if name in self.zones:
+            self.zones[name].add(stamp.offset_s)
+        else:
+            self.zones[name] = {stamp.offset_s}
         first = self.texts.get(name)
         if first is None or stamp.seconds < first.seconds:
             self.texts[name] = stamp
         return Time(name, seconds)
 
     def _pair(self, into: dict[tuple[str, str], list[float]], a: Time, b: Time) -> None:
-        pairs = into.setdefault((a.clock, b.clock), [])
+        pairs = into.get((a.clock, b.clock))
+        if pairs is None:
+            pairs = into[a.clock, b.clock] = []
         if len(pairs) < MAX_PAIRS:
             pairs.append(b.seconds - a.seconds)
 
