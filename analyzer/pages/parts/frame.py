@@ -19,7 +19,7 @@ _CSS = """
 .st-key-verdict p {{ font-size: 1rem; }}
 .st-key-verdict [data-testid="stVerticalBlock"] {{ gap: 0.3rem; }}
 .st-key-verdict p:not(:has(strong)) {{ font-size: 0.88rem; margin-top: -0.4rem; }}
-.st-key-zoom {{ display: none; }}
+.st-key-zoom, .st-key-keys_heard {{ display: none; }}
 [data-testid="stCaptionContainer"] {{ opacity: 1 !important; }}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted} !important; }}
 [data-testid="stButtonGroup"] button[aria-checked="true"] p, [data-testid="stButtonGroup"] button[aria-pressed="true"] p {{ color: {chosen}; }}

@@ -21,6 +21,7 @@ from analyzer.pages.parts.frame import style
 from analyzer.pages.parts.header import header
 from analyzer.pages.parts.job_panel import job_section
 from analyzer.pages.parts.jobs import Job, Progress
+from analyzer.pages.parts.keys import keys_section
 from analyzer.pages.parts.messages import guarded, say_error
 from analyzer.pages.parts.outcome import compared
 from analyzer.pages.parts.replay import check, engine_choices, replay_both
@@ -87,6 +88,8 @@ def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
         chosen.run()
     with st.sidebar, guarded():
         _settings(store, source, workload)
+    with st.sidebar:
+        keys_section()
     warm_core.start()
 
 

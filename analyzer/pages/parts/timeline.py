@@ -158,7 +158,7 @@ def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:
             f"{side}: {sums.num_steps:,} steps, {sums.num_preemptions:,} preemptions, "
             f"{sums.recomputed_tokens:,} tokens recomputed{restored}, {stall}"
         )
-    keys = "Drag to zoom, double-click for all. Keys: W S zoom, A D move, 0 all."
+    keys = "Drag or Ctrl + wheel to zoom, double-click for all. Keys: W S zoom, A D move, 0 all, ? lists them."
     st.caption("  \n".join([" · ".join(said), keys]))
 
 

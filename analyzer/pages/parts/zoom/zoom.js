@@ -4,18 +4,54 @@
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
 const TYPED_INTO = new Set(["textbox", "searchbox", "combobox", "listbox", "spinbutton", "slider", "grid"]);
 const DEBOUNCE_MS = 100;
+const WHEEL_MS = 140; // a turn of the wheel is many events: told when it rests
+const NOTCH = 100; // of deltaY
+
+function within([lo, hi], [first, last]) {
+  const width = Math.min(hi - lo, last - first);
+  const start = Math.max(first, Math.min(lo, last - width));
+  return [start, start + width];
+}
+
+// The range after a turn of the wheel: with Ctrl (or Cmd, or a pinch) about the pointer, with Shift along the axis.
+function wheeled(event, [lo, hi], full, at) {
+  const turns = (event.deltaY || event.deltaX) * (event.deltaMode ? 33 : 1) / NOTCH;
+  if (event.shiftKey) return within([lo + (hi - lo) * 0.15 * turns, hi + (hi - lo) * 0.15 * turns], full);
+  const factor = Math.min(4, Math.max(0.25, Math.pow(1.25, turns)));
+  const middle = lo + (hi - lo) * at;
+  return within([middle - (middle - lo) * factor, middle + (hi - middle) * factor], full);
+}
+
+// A frame over the part of the chart that will be shown, until it is.
+function frame(state, [lo, hi]) {
+  const area = state.chart.querySelector(".nsewdrag").getBoundingClientRect();
+  const outer = state.chart.getBoundingClientRect();
+  const [from, to] = state.chart._fullLayout.xaxis.range.map(Number);
+  const place = (x) => Math.min(1, Math.max(0, (x - from) / (to - from))) * area.width + area.left - outer.left;
+  if (!state.frame) {
+    state.frame = document.createElement("div");
+    state.frame.style.cssText = "position:absolute;top:0;bottom:0;pointer-events:none;background:rgba(128,128,128,.16);outline:1px solid rgba(128,128,128,.7)";
+  }
+  state.chart.style.position = "relative";
+  state.chart.appendChild(state.frame);
+  state.frame.style.left = place(lo) + "px";
+  state.frame.style.width = Math.max(2, place(hi) - place(lo)) + "px";
+}
+
+function unframe(state) {
+  if (state.frame) state.frame.remove();
+  state.wheel = null;
+}
 
 function moved(key, [lo, hi], [first, last]) {
   const width = hi - lo, middle = (lo + hi) / 2;
-  let range = {
+  const range = {
     w: [middle - width * 0.3, middle + width * 0.3],
     s: [middle - width * 0.8, middle + width * 0.8],
     a: [lo - width * 0.25, hi - width * 0.25],
     d: [lo + width * 0.25, hi + width * 0.25],
   }[key];
-  if (range[0] < first) range = [first, Math.min(last, first + range[1] - range[0])];
-  if (range[1] > last) range = [Math.max(first, last - (range[1] - range[0])), last];
-  return range;
+  return within(range, [first, last]);
 }
 
 export default function (component) {
@@ -27,6 +63,7 @@ export default function (component) {
   state.full = data.full;
   if (state.view !== data.view) clearTimeout(state.timer); // what was about to be told is of the last view
   state.view = data.view;
+  unframe(state);
 
   const send = (range, wait) => {
     const view = state.view;
@@ -51,7 +88,24 @@ export default function (component) {
     else send(moved(key, state.chart._fullLayout.xaxis.range.map(Number), state.full), 80);
   });
 
+  state.onWheel = state.onWheel || ((event) => {
+    if (!(event.ctrlKey || event.metaKey || event.shiftKey) || !state.chart._fullLayout) return; // the page scrolls
+    const area = state.chart.querySelector(".nsewdrag");
+    if (!area) return;
+    event.preventDefault();
+    const box = area.getBoundingClientRect();
+    const shown = state.chart._fullLayout.xaxis.range.map(Number);
+    const from = state.wheel || shown;
+    const pointer = shown[0] + (shown[1] - shown[0]) * (event.clientX - box.left) / box.width;
+    const at = Math.min(1, Math.max(0, (pointer - from[0]) / (from[1] - from[0])));
+    state.wheel = wheeled(event, from, state.full, at);
+    frame(state, state.wheel);
+    const all = state.wheel[1] - state.wheel[0] >= (state.full[1] - state.full[0]) * 0.999;
+    send(all ? [null, null] : state.wheel, WHEEL_MS);
+  });
+
   const detach = () => {
+    if (state.chart) state.chart.removeEventListener("wheel", state.onWheel);
     if (!state.chart || !state.chart.removeListener) return;
     state.chart.removeListener("plotly_relayout", state.onRelayout);
     state.chart.removeListener("plotly_doubleclick", state.onDoubleClick);
@@ -60,7 +114,9 @@ export default function (component) {
     const found = document.querySelector(".st-key-" + state.target + " .js-plotly-plot");
     if (!found || !found.on || found === state.chart) return;
     detach();
+    unframe(state);
     state.chart = found;
+    found.addEventListener("wheel", state.onWheel, { passive: false });
     found.on("plotly_relayout", state.onRelayout);
     found.on("plotly_doubleclick", state.onDoubleClick);
   };
