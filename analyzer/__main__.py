@@ -1,4 +1,5 @@
-"""`python -m analyzer summary DIR`, `compare DIR_A DIR_B`, `diagnose FILE...`, `estimate FILE...`: tables or JSON.
+"""`python -m analyzer summary DIR`, `compare DIR_A DIR_B`, `diagnose FILE...`, `estimate FILE...`: tables or JSON;
+`report` and `export`: files to share.
 
 It opens recordings, calls `summary.py`, `fleet.py`, `telemetry.py` and `compare.py`, and prints. A
 recording that cannot be read, or pairs that must not be compared, are one sentence on stderr and
@@ -21,6 +22,7 @@ def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     from analyzer.diagnose_command import add_parser
     from analyzer.estimate_command import add_parser as add_estimate
+    from analyzer.report_command import add_parser as add_report
 
     parser = argparse.ArgumentParser(
         prog="python -m analyzer", description="Figures of recordings."
@@ -47,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
     add_parser(commands)
     add_estimate(commands)
+    add_report(commands)
     return parser
 
 
@@ -54,7 +57,7 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for what the user can mend."""
     arguments = build_parser().parse_args(argv)
     try:
-        if arguments.command in ("diagnose", "estimate"):
+        if hasattr(arguments, "run"):
             return int(arguments.run(arguments))
         return _summary(arguments) if arguments.command == "summary" else _compare(arguments)
     except KVReplayError as error:

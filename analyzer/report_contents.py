@@ -13,13 +13,14 @@ from typing import Any
 
 import polars as pl
 
+from analyzer.aligned import Aligned
 from analyzer.compare import Comparison, compare
-from analyzer.condition import describe_condition, side_names
+from analyzer.condition import describe_condition
 from analyzer.look import Side, seconds
 from analyzer.measured import copy_bytes_per_s, recompute_token_s
 from analyzer.preemptions import preemptions
 from analyzer.report_setup import Setup, set_up
-from analyzer.report_timeline import Timeline
+from analyzer.run import Run, run_names
 from analyzer.spending import describe_spending
 from analyzer.summary import missing_figures, summarize
 from analyzer.words import percent, show
@@ -29,17 +30,6 @@ from traces.recording import Recording
 TOP = 8  # preemptions listed of each side
 MOST_TITLE = 200
 MOST_NOTES = 20_000
-_STEP_COLUMNS = (
-    "step",
-    "duration_s",
-    "stall_s",
-    "num_running",
-    "prefill_tokens",
-    "decode_tokens",
-    "recomputed_tokens",
-    "swap_out_bytes",
-    "swap_in_bytes",
-)
 
 
 @dataclass(frozen=True)
@@ -78,10 +68,10 @@ class Preempted:
 @dataclass(frozen=True)
 class Contents:
     """Everything a report says. names: side -> what it is called; found: None for one recording;
-    figures: side -> as from `summarize`."""
+    figures: side -> as from `summarize`; shown: the reported part of the time, s."""
 
     ask: Ask
-    recordings: Mapping[Side, Recording]
+    runs: Mapping[Side, Run]
     names: Mapping[Side, str]
     figures: Mapping[Side, Mapping[str, Any]]
     found: Comparison | None
@@ -89,7 +79,8 @@ class Contents:
     why: str
     set_up: tuple[Setup, ...]
     preempted: Mapping[Side, Preempted]
-    timeline: Timeline = field(repr=False)
+    aligned: Aligned = field(repr=False)
+    shown: tuple[float, float]
 
     @property
     def title(self) -> str:
@@ -99,53 +90,51 @@ class Contents:
         return runs if self.found else f"Recording {self.names['A']}"
 
     @property
-    def shown(self) -> tuple[float, float]:
-        return self.timeline.shown
-
-    @property
     def is_part(self) -> bool:
         return self.ask.shown is not None
 
     @cached_property
     def missing(self) -> Mapping[Side, frozenset[str]]:
-        return {side: missing_figures(r.meta) for side, r in self.recordings.items()}
+        return {side: missing_figures(run.meta) for side, run in self.runs.items()}
 
 
-def gather(a: Recording, b: Recording | None = None, ask: Ask | None = None) -> Contents:
+def gather(a: Run, b: Run | None = None, ask: Ask | None = None) -> Contents:
     """What a report of A, or of B against A, says.
 
     Raises CompareError where the two must not be compared, SettingsError for a range in which
     neither run is.
     """
     ask = ask or Ask()
-    recordings: dict[Side, Recording] = {"A": a} if b is None else {"A": a, "B": b}
-    shown = check_range(ask.shown)
-    found = None if b is None else compare(a, b, seed=ask.seed, anyway=ask.anyway)
-    timeline = Timeline(recordings, shown)
-    if shown is not None and shown[0] >= timeline.whole[1]:
+    runs: dict[Side, Run] = {"A": a} if b is None else {"A": a, "B": b}
+    part = check_range(ask.shown)
+    found = None
+    if b is not None:
+        found = compare(a.recording, b.recording, seed=ask.seed, anyway=ask.anyway)
+    aligned = Aligned(runs, "time")
+    if part is not None and part[0] >= aligned.full[1]:
         raise SettingsError(
-            f"the range begins at {shown[0]:g} s and the recording ends at {timeline.whole[1]:,.3f} s. "
-            "Give a range inside it."
+            f"the range begins at {part[0]:g} s, and the last step ends at {aligned.full[1]:,.3f} s. Give a range before that."
         )
     figures: dict[Side, Mapping[str, Any]]
     if found is None:
-        figures = {"A": summarize(a)}
-        verdict, why = describe_run(a, figures["A"]), describe_spending("It", a, figures["A"])
+        figures = {"A": summarize(a.recording)}
+        verdict = describe_run(a.recording, figures["A"])
+        why = describe_spending("It", a.recording, figures["A"])
     else:
         figures = {"A": found.a, "B": found.b}
         verdict, why = found.verdict.text, found.verdict.why
-    ends_s = {side: run.end_s for side, run in timeline.runs.items()}
     return Contents(
         ask,
-        recordings,
-        names_of(recordings),
+        runs,
+        run_names(runs),
         figures,
         found,
         verdict,
         why,
-        tuple(set_up(recordings, shown, ends_s)),
-        {side: _preempted(side, recordings, shown) for side in recordings},
-        timeline,
+        tuple(set_up(runs, part, aligned.ends)),
+        {side: _preempted(side, runs, part) for side in runs},
+        aligned,
+        aligned.clip(part),
     )
 
 
@@ -175,18 +164,6 @@ def parse_range(text: str | None) -> tuple[float, float] | None:
             f"{text[:60]!r} is no range. Give seconds since the start as FROM:TO, such as 100:130."
         )
     return check_range(found)
-
-
-def names_of(recordings: Mapping[Side, Recording]) -> dict[Side, str]:
-    """A short name of each run: its preemption mode and what else tells it apart."""
-    if "B" not in recordings:
-        run = recordings["A"]
-        return {"A": str(run.meta.preemption_mode or run.label)}
-    said = side_names(recordings["A"], recordings["B"])
-    return {
-        side: text.removeprefix(f"{side} (").removesuffix(")")
-        for side, text in zip(recordings, said, strict=True)
-    }
 
 
 def describe_run(run: Recording, figures: Mapping[str, Any]) -> str:
@@ -232,21 +209,20 @@ def _pressure(run: Recording, figures: Mapping[str, Any]) -> str:
 
 
 def _preempted(
-    side: Side, recordings: Mapping[Side, Recording], shown: tuple[float, float] | None
+    side: Side, runs: Mapping[Side, Run], part: tuple[float, float] | None
 ) -> Preempted:
-    """The costliest preemptions of a side within the shown time."""
-    run = recordings[side]
-    steps = run.scan("steps").select(_STEP_COLUMNS).collect()
-    table = preemptions(run.events, steps, token_s=recompute_token_s(run))
-    if shown is not None:
-        table = table.filter(pl.col("t_s").is_between(*shown))
-    other = next((r for s, r in recordings.items() if s != side), None)
+    """The costliest preemptions of a side within the reported time."""
+    run = runs[side]
+    table = preemptions(run.events, run.steps, token_s=recompute_token_s(run.recording))
+    if part is not None:
+        table = table.filter(pl.col("t_s").is_between(*part))
     top = table.sort(
         pl.col("direct_cost_s").fill_null(-1.0),
         "t_s",
         "request_id",
         descending=[True, False, False],
     ).head(TOP)
+    other = next((r for s, r in runs.items() if s != side), None)
     if other is None:
         return Preempted(top.with_columns(other=pl.lit(None, pl.Int32)), table.height)
     theirs = other.requests.select("request_id", other="num_preemptions")

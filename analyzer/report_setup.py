@@ -12,10 +12,9 @@ from typing import Any
 import polars as pl
 
 from analyzer.look import Side, gib, seconds, three_digits
+from analyzer.run import Run
 from analyzer.vllm_defaults import VLLM, changed_settings
-from traces.recording import Meta, Recording
-
-_KV_BITS = {"auto": "the model's type"}
+from traces.recording import Meta
 
 
 @dataclass(frozen=True)
@@ -32,12 +31,10 @@ class Setup:
 
 
 def set_up(
-    recordings: Mapping[Side, Recording],
-    shown: tuple[float, float] | None,
-    ends_s: Mapping[Side, float],
+    runs: Mapping[Side, Run], part: tuple[float, float] | None, ends_s: Mapping[Side, float]
 ) -> list[Setup]:
-    """The lines of the set-up. shown: part of the time that is reported, None for all; ends_s: length
-    of each run, s."""
+    """The lines of the set-up. part: of the time that is reported, None for all; ends_s: length of
+    each run, s."""
     lines = {
         "Engine": _engine,
         "Not vLLM's defaults": _flags,
@@ -46,21 +43,16 @@ def set_up(
         "KV pool": _pool,
         "Requests": _requests,
         "Lengths": _lengths,
+        "Times": _clock,
     }
     found = [
-        Setup(label, {side: say(r) for side, r in recordings.items()})
-        for label, say in lines.items()
+        Setup(label, {s: say(run) for s, run in runs.items()}) for label, say in lines.items()
     ]
-    found.append(
-        Setup(
-            "Time range",
-            {side: _range(r, shown, ends_s[side]) for side, r in recordings.items()},
-        )
-    )
-    return [*found, Setup("Times", {side: _clock(r.meta) for side, r in recordings.items()})]
+    ranges = {side: _range(run, part, ends_s[side]) for side, run in runs.items()}
+    return [*found, Setup("Time range", ranges)]
 
 
-def _engine(run: Recording) -> str:
+def _engine(run: Run) -> str:
     """Who ran it, in which version."""
     software, ours = run.meta.software, run.meta.software.get("kv_replay", "")
     kv_replay = f"KV Replay {ours}".strip()
@@ -75,7 +67,7 @@ def _engine(run: Recording) -> str:
     return str(run.meta.executor or "not stated")
 
 
-def _flags(run: Recording) -> str:
+def _flags(run: Run) -> str:
     if not run.meta.settings:
         return "not stated"
     changed = changed_settings(run.meta)
@@ -88,7 +80,7 @@ def _name(meta: Meta, kind: str) -> str | None:
     return str(name) if name else None
 
 
-def _model(run: Recording) -> str:
+def _model(run: Run) -> str:
     name = _name(run.meta, "model")
     if name is None:
         return "not stated"
@@ -103,7 +95,7 @@ def _model(run: Recording) -> str:
     return f"{name}, weights in {weights}" if weights else name
 
 
-def _device(run: Recording) -> str:
+def _device(run: Run) -> str:
     name = _name(run.meta, "device")
     torch: Any = run.meta.get("torch")
     if isinstance(torch, Mapping) and torch.get("device_name"):
@@ -121,9 +113,13 @@ def _device(run: Recording) -> str:
     return f"{name}{many}"
 
 
-def _pool(run: Recording) -> str:
+def _pool(run: Run) -> str:
     """Blocks, tokens and bytes; and the room on the host, where a mode uses it."""
-    blocks, size, each = run.pool_blocks, run.meta.block_size_tokens, run.meta.block_bytes
+    blocks, size, each = (
+        run.recording.pool_blocks,
+        run.meta.block_size_tokens,
+        run.meta.block_bytes,
+    )
     said = f"{blocks:,} blocks"
     if size:
         said += f" of {size} tokens: {blocks * size:,} tokens"
@@ -135,7 +131,7 @@ def _pool(run: Recording) -> str:
     return said
 
 
-def _requests(run: Recording) -> str:
+def _requests(run: Run) -> str:
     name, num = run.meta.workload.get("name"), run.requests.height
     said = f"{num:,} request{'' if num == 1 else 's'}"
     if num:
@@ -147,7 +143,7 @@ def _requests(run: Recording) -> str:
     return f"{name}: {said}{estimated}" if name else said + estimated
 
 
-def _lengths(run: Recording) -> str:
+def _lengths(run: Run) -> str:
     if not run.requests.height:
         return "no request"
     return ";\n".join(
@@ -161,15 +157,16 @@ def _spread(column: pl.Series) -> str:
     return f"median {median or 0:,.0f}, p99 {tail or 0:,.0f}, most {most or 0:,.0f}"
 
 
-def _range(run: Recording, shown: tuple[float, float] | None, end_s: float) -> str:
+def _range(run: Run, part: tuple[float, float] | None, end_s: float) -> str:
     unit = "steps" if run.meta.clock == "step" else "s"
-    num = f"{run.rows.get('steps', 0):,} steps"
-    if shown is None:
+    num = f"{run.steps.height:,} steps"
+    if part is None:
         return f"all of it: 0 to {three_digits(end_s)} {unit}, {num}"
-    return f"{three_digits(shown[0])} to {three_digits(shown[1])} {unit} of {three_digits(end_s)} {unit} ({num} in all)"
+    return f"{three_digits(part[0])} to {three_digits(part[1])} {unit} of {three_digits(end_s)} {unit} ({num} in all)"
 
 
-def _clock(meta: Meta) -> str:
+def _clock(run: Run) -> str:
+    meta = run.meta
     if meta.clock == "measured":
         return "measured"
     if meta.clock == "modelled":

@@ -1,0 +1,186 @@
+"""One or two recordings -> a report: a self-contained HTML, or a PDF or PNG where a browser is found.
+
+It knows templates and file types. What a report says is in `report_contents` and `report_words`, its
+pictures in `report_figures`, and how a browser prints in `browser`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from plotly.offline import get_plotlyjs
+
+from analyzer import browser, report_words
+from analyzer.output import write_whole
+from analyzer.report_contents import Ask, Contents, gather
+from analyzer.report_evidence import evidence, made_with
+from analyzer.report_figures import (
+    REPORT_CONFIG,
+    STILL,
+    Picture,
+    as_json,
+    card_picture,
+    distribution_pictures,
+    timeline_picture,
+)
+from analyzer.run import Run
+from traces.errors import SettingsError
+
+SUFFIXES = (".html", ".png", ".pdf")
+TEMPLATES = Path(__file__).parent / "templates"
+PAPER_PX = 703  # width of A4 within its margins, at 96 px an inch
+PAPER_ROWS = (
+    ("blocks", "delta", "waiting", "preemptions"),
+    ("running", "step", "tokens", "host"),
+)
+PAPER_HEIGHTS_PX = (560, 620)  # so that the first fits on the first page
+CARD_PX = 600  # drawn at twice that
+CARD_SCALE = 2
+_WORD_COLUMNS = (0, 1, 2)  # of the table of preemptions: victim, evicted for, as
+
+
+def write_report(out: Path, a: Run, b: Run | None = None, ask: Ask | None = None) -> Path:
+    """Write the report of A, or of B against A, to `out`, by its suffix; returns it.
+
+    Raises SettingsError for another suffix, an unwritable place, or where PNG and PDF lack a
+    browser; CompareError where the two must not be compared.
+    """
+    kind = check_suffix(out, SUFFIXES)
+    if kind != ".html":
+        browser.find()
+    contents = gather(a, b, ask)
+    write_whole(out, make(contents, kind))
+    return out
+
+
+def make(contents: Contents, kind: str) -> bytes:
+    """The report as a file of that kind (of SUFFIXES)."""
+    if kind == ".pdf":
+        return browser.to_pdf(html(contents, paper=True))
+    if kind == ".png":
+        return browser.to_png(card(contents), CARD_PX, CARD_SCALE)
+    return html(contents).encode()
+
+
+def check_suffix(out: Path, known: tuple[str, ...]) -> str:
+    """The suffix in small letters. Raises SettingsError for one that is not known."""
+    kind = out.suffix.lower()
+    if kind not in known:
+        raise SettingsError(
+            f"{out.name}: {f'{kind!r} is' if kind else 'no suffix is'} no kind of file that is written here. "
+            f"End the name in {', '.join(known[:-1])} or {known[-1]}."
+        )
+    return kind
+
+
+def html(contents: Contents, *, paper: bool = False) -> str:
+    """The report as one HTML document that loads nothing. paper: laid out for A4, nothing to click."""
+    wide = (PAPER_PX - 30) // 3
+    return _render(
+        "report.html",
+        contents,
+        paper=paper,
+        config=_in_script(STILL if paper else REPORT_CONFIG),
+        css=_asset("report.css"),
+        js=_asset("report.js"),
+        plotly_js=get_plotlyjs(),
+        as_json=as_json,
+        timelines=_timelines(contents, paper),
+        distributions=distribution_pictures(contents, wide if paper else None),
+        timeline_table=report_words.timeline_table(contents),
+        preempted=report_words.preempted_tables(contents),
+        words=_WORD_COLUMNS,
+        latencies=report_words.latency_table(contents),
+        figures=report_words.figures_table(contents),
+        limits=report_words.limits(contents),
+        block_map=[],
+        evidence={side: evidence(r.recording) for side, r in contents.runs.items()},
+        made_with=made_with(),
+        permalink=_link(contents.ask.permalink),
+        command="",
+        clip=report_words.clip,
+    )
+
+
+def _timelines(contents: Contents, paper: bool) -> list[Picture]:
+    """One for a screen, two for paper, whose pages are lower."""
+    if not paper:
+        return [timeline_picture(contents)]
+    halves = enumerate(zip(PAPER_ROWS, PAPER_HEIGHTS_PX, strict=True))
+    return [
+        timeline_picture(contents, rows, key=f"timeline-{i}", height=height, width=PAPER_PX)
+        for i, (rows, height) in halves
+    ]
+
+
+def card(contents: Contents) -> str:
+    """The report as one card of CARD_PX for a chat: verdict, figures, timeline, set-up."""
+    proofs = [evidence(r.recording) for r in contents.runs.values()]
+    return _render(
+        "card.html",
+        contents,
+        config=_in_script(STILL),
+        css=_asset("card.css"),
+        js=_asset("report.js"),
+        plotly_js=get_plotlyjs(),
+        as_json=as_json,
+        timeline=card_picture(contents, CARD_PX - 34),
+        card_setup=report_words.card_setup(contents),
+        hashes="recording"
+        + "s" * (len(proofs) > 1)
+        + " "
+        + " / ".join(p.digest[:12] for p in proofs),
+        made=report_words.clip(contents.ask.permalink, 60),
+    )
+
+
+def _render(template: str, contents: Contents, **more: Any) -> str:
+    names = {side: report_words.clip(name, 80) for side, name in contents.names.items()}
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            title=contents.title,
+            notes=contents.ask.notes.strip(),
+            names=names,
+            compared=contents.found is not None,
+            in_short=report_words.in_short(contents),
+            range=report_words.range_words(contents) if contents.is_part else "",
+            verdict=contents.verdict,
+            why=contents.why,
+            cards=report_words.cards(contents),
+            set_up=contents.set_up,
+            **more,
+        )
+    )
+
+
+def _link(text: str) -> str:
+    """The permalink, if it is one that a browser may follow; else nothing."""
+    return text if urlsplit(text).scheme in ("http", "https") else ""
+
+
+def _in_script(config: Mapping[str, Any]) -> str:
+    return json.dumps(config).replace("<", "\\u003c")
+
+
+@cache
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+@cache
+def _asset(name: str) -> str:
+    return (TEMPLATES / name).read_text(encoding="utf-8")

@@ -1,0 +1,135 @@
+"""The pictures of a report: always light, colours and template said outright, white ground.
+
+Importing Streamlit swaps Plotly's default template for one whose colours are placeholders, so nothing
+here rests on a default. It computes nothing but how many points of a distribution are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+import plotly.graph_objects as go
+
+from analyzer.figures import BOTTOM_PX, CONFIG, GAP_PX, TOP_PX, alt_text, shares_below, timeline
+from analyzer.latency import request_latency
+from analyzer.look import LIGHT, Side, seconds
+from analyzer.marks import Line
+from analyzer.report_contents import Contents
+from analyzer.timeline_rows import ROWS, timeline_rows
+
+POINTS = 400  # of a curve of shares
+DISTRIBUTIONS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
+CARD_ROWS = {"blocks": 150, "preemptions": 62}  # row of the timeline -> height on a card, px
+FONT = (
+    '"Source Sans 3", "Source Sans Pro", "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
+)
+REPORT_CONFIG = {**CONFIG, "responsive": True, "displayModeBar": "hover"}
+STILL = {**CONFIG, "staticPlot": True, "displayModeBar": False}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure, what it shows in words, and a line above it."""
+
+    key: str
+    figure: go.Figure
+    alt: str
+    title: str = ""
+
+
+def timeline_picture(
+    contents: Contents,
+    which: Sequence[str] = tuple(ROWS),
+    *,
+    key: str = "timeline",
+    height: int | None = None,
+    width: int | None = None,
+) -> Picture:
+    """The aligned timeline. which: its rows; key: names it in the document; height, width: px; None:
+    the rows' own heights, and all the room there is."""
+    rows = timeline_rows(contents.aligned, contents.shown, which)
+    if height is not None:
+        inner = sum(row.height_px for row in rows)
+        factor = (height - TOP_PX - BOTTOM_PX - GAP_PX * (len(rows) - 1)) / inner
+        rows = [replace(row, height_px=round(row.height_px * factor)) for row in rows]
+    axis = contents.aligned.axis(contents.shown)
+    names = contents.names
+    figure = light(timeline(rows, axis, names, LIGHT), width)
+    return Picture(key, figure, alt_text(rows, axis, names))
+
+
+def card_picture(contents: Contents, width: int) -> Picture:
+    """The two rows that say most, without the legend, which the card has itself."""
+    rows = []
+    for row in timeline_rows(contents.aligned, contents.shown, tuple(CARD_ROWS)):
+        marks = [m for m in row.marks if not (isinstance(m, Line) and m.role == "cached")]
+        note = row.note.replace(", grey: cached", "").replace("grey: cached", "")
+        height = CARD_ROWS[row.key]
+        rows.append(replace(row, marks=marks, note=note, height_px=height, readings=None))
+    axis = contents.aligned.axis(contents.shown)
+    figure = light(timeline(rows, axis, contents.names, LIGHT), width)
+    figure.update_layout(
+        showlegend=False,
+        margin={"t": 22, "b": 40},
+        height=figure.layout.height - (TOP_PX - 22) - (BOTTOM_PX - 40),
+    )
+    return Picture("timeline", figure, alt_text(rows, axis, contents.names))
+
+
+def distribution_pictures(contents: Contents, width: int | None = None) -> list[Picture]:
+    """Share of requests whose latency is at most x, a picture a latency that some request has."""
+    found = []
+    latencies = {s: request_latency(r.requests) for s, r in contents.runs.items()}
+    for metric, word in DISTRIBUTIONS.items():
+        samples: dict[Side, np.ndarray] = {
+            side: _thinned(table[metric].drop_nulls().sort().to_numpy())
+            for side, table in latencies.items()
+        }
+        if not any((values > 0).any() for values in samples.values()):
+            continue
+        halves = [
+            f"{side}: half within {seconds(float(np.median(values)))}"
+            for side, values in samples.items()
+            if len(values)
+        ]
+        figure = light(shares_below(samples, f"{word} at most", contents.names, LIGHT), width)
+        figure.update_layout(showlegend=False, margin={"t": 12, "l": 48, "r": 12}, height=210)
+        shown = np.concatenate([values[values > 0] for values in samples.values()])
+        if shown.max() < 30 * shown.min():  # else a decade's ticks are far between
+            figure.update_xaxes(dtick="D2")
+        alt = f"Share of requests by {word}. {'; '.join(halves)}."
+        found.append(Picture(metric, figure, alt, word))
+    return found
+
+
+def light(figure: go.Figure, width: int | None = None) -> go.Figure:
+    """The figure on white, whatever the default template is."""
+    figure.update_layout(
+        template="plotly_white",
+        paper_bgcolor="#ffffff",
+        plot_bgcolor="#ffffff",
+        font={"family": FONT, "color": LIGHT.text},
+        colorway=[LIGHT.a, LIGHT.b, LIGHT.ok, LIGHT.swap, LIGHT.preempt, LIGHT.grey],
+        width=width,
+        autosize=width is None,
+    )
+    return figure
+
+
+def _thinned(values: np.ndarray) -> np.ndarray:
+    """At most POINTS quantiles of sorted values."""
+    if len(values) <= POINTS:
+        return values
+    return np.quantile(values, np.linspace(0, 1, POINTS), method="lower")
+
+
+def as_json(figure: go.Figure) -> str:
+    """The figure as JSON that may stand inside a script element."""
+    return (
+        str(figure.to_json())
+        .replace("<", "\\u003c")
+        .replace("\u2028", "\\u2028")
+        .replace("\u2029", "\\u2029")
+    )
