@@ -79,7 +79,7 @@ SAMPLE := traces/samples/recordings
 samples: setup
 	for mode in recompute swap; do \
 	  $(PY) -m engine simulate sample:chat --out $(SAMPLE)/chat-$$mode --overwrite --preemption $$mode \
-	    --model llama-3.1-8b --device rtx-4090 --kv-tokens 41408 --max-model-len 16384 || exit 1; \
+	    --model llama-3.1-8b --device rtx-4090 --kv-tokens 41408 --max-model-len 16384 --blocks || exit 1; \
 	done
 
 .PHONY: samples-measured
