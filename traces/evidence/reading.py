@@ -37,7 +37,14 @@ SURE = 0.5  # a reader that is less sure does not get the source
 CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of whole sources
 MAY_STAND_BETWEEN = ("notes", "prometheus")  # readers of lines that are pasted among a log's
 DAY_S = 86_400.0
-_FLAGS = re.compile(r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b", re.M)
+# lines of flags and remarks of people that stand among a log's lines and say what it does not
+_FLAGS = re.compile(
+    r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b"
+    r"|(?i:\b(?:device|[gn]pu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;\d]{0,20}\b0(?:\.0)?\s?%"
+    r"|(?i:\b\d+ (?:parallel|concurrent|simultaneous) (?:requests|clients|users|connections|prompts)\b)"
+    r"|(?i:\bblock[ _-]size \d+\b)",
+    re.M,
+)
 
 
 @dataclass

@@ -111,7 +111,7 @@ _START = re.compile(
 _NAME = re.compile(r"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)?\s*")
 # starts of lines that were copied without their heads: a start where the line before has the same words
 _WEAK_START = re.compile(
-    r"\[[\w./-]+\.py:\d+\] |Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
+    r"\[?[\w./-]+\.py:\d+\] |Engine \d+: |\d+ Engines Aggregated|Avg prompt thr|Decode batch|Prefill batch|GPU KV cache size|iter = "
 )
 _NAMED_START = re.compile(rf"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)? (?:{_OWN_HEAD})")
 # how whole records end; one line alone that is the longest and ends so was not broken
