@@ -69,7 +69,10 @@ def read_each(source: Source) -> LogFound:
 
 
 def assert_same(raw: str | bytes) -> LogFound:
-    fast, each = (read(Source.from_text("server.log", raw)) for read in (read_log, read_each))
+    """Both ways, shapes being learned after each few lines; what they give, which is the same."""
+    with patch("traces.evidence.quiet.SLICE_LINES", 4):
+        fast = read_log(Source.from_text("server.log", raw))
+    each = read_each(Source.from_text("server.log", raw))
     for field in fields(LogFound):
         a, b = getattr(fast, field.name), getattr(each, field.name)
         same = a.equals(b) if isinstance(a, pl.DataFrame) else a == b
@@ -155,10 +158,11 @@ def test_partial_lines_of_a_runtime_are_joined_around_quiet_lines() -> None:
 
 
 def test_digits_that_are_escapes_or_numbers_of_json_are_not_taken_for_others() -> None:
-    escaped = ["INFO #0%d[1m nothing of note here" % n for n in (33, 45, 33, 33, 45)]
+    escaped = [f"INFO #0{n}[1m nothing of note here" for n in (33, 45, 33, 33, 45)]
     objects = [
-        '{"log":"INFO started\\n","stream":"stderr","n":%s,"time":"2025-10-14T14:43:00Z"}' % n
-        for n in (12, "05", 31, "07")
+        '{"log":"INFO started\\n","stream":"stderr","n":'
+        + f'{n},"time":"2025-10-14T14:43:00Z"}}'
+        for n in ("12", "05", "31", "07")
     ]
 
     assert_same("\n".join((escaped + objects) * 40))
@@ -181,7 +185,7 @@ def test_a_line_that_holds_a_word_of_a_grammar_is_always_read() -> None:
 PIECES = st.sampled_from(("access", "v1", "v0", "iteration", "sglang", "trace", "other"))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
     prefixes=st.lists(st.sampled_from(sorted(PREFIXES)), min_size=1, max_size=3),
