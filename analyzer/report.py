@@ -39,7 +39,7 @@ PAPER_ROWS = (
     ("blocks", "delta", "waiting", "preemptions"),
     ("running", "step", "tokens", "host"),
 )
-PAPER_HEIGHTS_PX = (560, 620)  # so that the first fits on the first page
+PAPER_HEIGHTS_PX = (560, 530)  # so that the first fits on the first page
 CARD_PX = 600  # drawn at twice that
 CARD_SCALE = 2
 _WORD_COLUMNS = (0, 1, 2)  # of the table of preemptions: victim, evicted for, as
@@ -136,7 +136,7 @@ def card(contents: Contents) -> str:
         + "s" * (len(proofs) > 1)
         + " "
         + " / ".join(p.digest[:12] for p in proofs),
-        made=report_words.clip(contents.ask.permalink, 60),
+        engine=report_words.engine_line(contents),
     )
 
 
@@ -152,8 +152,8 @@ def _render(template: str, contents: Contents, **more: Any) -> str:
             compared=contents.found is not None,
             in_short=report_words.in_short(contents),
             range=report_words.range_words(contents) if contents.is_part else "",
-            verdict=contents.verdict,
-            why=contents.why,
+            verdict=report_words.tidy(contents.verdict),
+            why=report_words.tidy(contents.why),
             cards=report_words.cards(contents),
             set_up=contents.set_up,
             **more,

@@ -21,7 +21,8 @@ from analyzer.timeline_rows import ROWS, timeline_rows
 
 POINTS = 400  # of a curve of shares
 DISTRIBUTIONS = {"ttft_s": "TTFT", "tpot_s": "TPOT", "e2e_s": "E2E"}
-CARD_ROWS = {"blocks": 150, "preemptions": 62}  # row of the timeline -> height on a card, px
+CARD_ROWS = {"blocks": 140, "preemptions": 56}  # row of the timeline -> height on a card, px
+CARD_TOP_PX, CARD_BOTTOM_PX = 22, 22
 FONT = (
     '"Source Sans 3", "Source Sans Pro", "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
 )
@@ -72,9 +73,10 @@ def card_picture(contents: Contents, width: int) -> Picture:
     figure = light(timeline(rows, axis, contents.names, LIGHT), width)
     figure.update_layout(
         showlegend=False,
-        margin={"t": 22, "b": 40},
-        height=figure.layout.height - (TOP_PX - 22) - (BOTTOM_PX - 40),
+        margin={"t": CARD_TOP_PX, "b": CARD_BOTTOM_PX, "r": 4},
+        height=figure.layout.height - TOP_PX - BOTTOM_PX + CARD_TOP_PX + CARD_BOTTOM_PX,
     )
+    figure.update_xaxes(ticksuffix=f" {axis.unit}", title=None, selector=0)
     return Picture("timeline", figure, alt_text(rows, axis, contents.names))
 
 

@@ -6,6 +6,7 @@ elsewhere; nothing here is markup.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,6 +40,7 @@ LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s", "queue_s")
 STRETCHES = 40  # of the timeline as a table
 MOST_ID = 36  # characters of a request id
 MOST_TEXT = 120  # of any other foreign text
+_UNIT = re.compile(r"(\d) (%|s|ms|µs|[KMG]i?B(?:/s)?|B)(?![\w])")
 Tone = str  # "good", "bad" or "even"
 _TONES: Mapping[str, Tone] = {"better": "good", "worse": "bad"}
 
@@ -351,29 +353,44 @@ def range_words(contents: Contents) -> str:
 
 
 def card_setup(contents: Contents) -> list[tuple[str, str]]:
-    """The set-up in as few lines as a card has room for: what both share, then what differs."""
+    """The set-up in as few lines as a card has room for: what all share, then what differs."""
     rows = {row.label: row for row in contents.set_up}
-    found = [("Engine", _shared(rows["Engine"]))]
-    flags = {
-        side: text.split("\n") for side, text in rows["Not vLLM's defaults"].values.items()
+    terms = {
+        "Settings": _together(rows["Not vLLM's defaults"], "\n"),
+        "Pool": _together(rows["KV pool"], "; "),
+        "Load": f"{_together(rows['Requests'], '; ')}; {_shown(contents)}",
+        "Lengths": _together(rows["Lengths"], ";\n", "; "),
     }
-    common = [f for f in flags["A"] if all(f in said for said in flags.values())]
-    said = [", ".join(common)] if common else []
-    for side, own in flags.items():
-        left = [f for f in own if f not in common]
-        said += [f"{side}: {', '.join(left)}"] if left else []
-    found.append(("Settings", "\n".join(said)))
-    found.append(("Pool", _shared(rows["KV pool"])))
-    found.append(("Load", _shared(rows["Requests"])))
-    found.append(("Lengths", _shared(rows["Lengths"]).replace(";\n", "; ")))
-    return [(term, clip_lines(text)) for term, text in found]
+    return [(term, clip_lines(text)) for term, text in terms.items()]
 
 
-def _shared(row: Setup) -> str:
-    """One value, or one a side."""
-    if row.same is not None:
-        return row.same
-    return "\n".join(f"{side}: {text}" for side, text in row.values.items())
+def engine_line(contents: Contents) -> str:
+    """Who ran it, in which version, on one line."""
+    row = next(row for row in contents.set_up if row.label == "Engine")
+    return clip(_together(row, "; ").replace("\n", "; "), 90)
+
+
+def _together(row: Setup, apart: str, joint: str = ", ") -> str:
+    """The parts that all sides share on one line, then a line for each side that has more."""
+    parts = {side: text.split(apart) for side, text in row.values.items()}
+    first = next(iter(parts.values()))
+    common = [p for p in first if all(p in own for own in parts.values())]
+    lines = [joint.join(common)] if common else []
+    for side, own in parts.items():
+        left = [p for p in own if p not in common]
+        lines += [f"{side}: {joint.join(left)}"] if left else []
+    return "\n".join(lines)
+
+
+def _shown(contents: Contents) -> str:
+    if contents.is_part:
+        return f"shown {range_words(contents)}"
+    return f"shown 0 to {three_digits(contents.shown[1])} s, all of it"
+
+
+def tidy(text: str) -> str:
+    """A sentence for display: real arrows, and no line break between a number and its unit."""
+    return _UNIT.sub("\\1\u00a0\\2", text.replace(" -> ", "\u00a0→\u00a0"))
 
 
 def clip_lines(text: str, most: int = 220) -> str:
