@@ -56,13 +56,16 @@ class Stairs:
 
 def decode_stretches(series: Series) -> list[Array]:
     """Samples of each stretch of pure decode, as indices: the same running, no prompts, usage not
-    falling, no sample much later than usual."""
+    falling, no sample much later than usual. A prompt is counted with its first token, so the sample before one
+    with prompts may already hold a part of them."""
     at = series.valid(series.t_s, series.usage, series.running, series.generation)
     if len(at) < 2:
         return []
     t, u = series.t_s[at], series.usage[at]
     running, prompt = series.running[at], series.prompt[at]
-    waiting = series.waiting[at]  # who waits takes what others free, unseen
+    waiting = series.waiting[at].copy()  # who waits takes what others free, unseen
+    waiting[running == 1] = 0  # but not from the only one that runs
+    soon = np.append(prompt[2:] > 0, False)  # prompts in the sample after
     evicted = np.nan_to_num(series.col("num_preempted")[at])[1:] > 0
     evicted |= np.diff(series.col("preemptions_total")[at]) > 0
     gap = np.diff(t)
@@ -72,6 +75,7 @@ def decode_stretches(series: Series) -> list[Array]:
         & (running[1:] == running[:-1])
         & (running[1:] > 0)
         & ~(prompt[1:] > 0)
+        & ~soon
         & (series.generation[at][1:] > 0)
         & ~(np.maximum(waiting[1:], waiting[:-1]) > 0)
         & (gap > 0)

@@ -66,7 +66,9 @@ class Quantities:
         present = {
             "samples": lambda: self.main is not None,
             "usage": lambda: self._column("kv_usage_frac"),
-            "running": lambda: self._column("num_running"),
+            "running": lambda: (
+                self.main is not None and bool(np.isfinite(self.main.running).any())
+            ),
             "waiting": lambda: self._column("num_waiting"),
             "generation": lambda: (
                 self.main is not None and bool(np.isfinite(self.main.generation).any())

@@ -14,6 +14,7 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.signs import (
     CALM,
+    MIN_SLOTS,
     STEADY_FRAC,
     at_slot_limit,
     prompts_bind,
@@ -128,6 +129,14 @@ def find_prefill_bound(q: Quantities) -> Finding | None:
     )
 
 
+def _limit_unknown(q: Quantities, running: int) -> tuple[Missing, ...]:
+    """What to ask for where so few run that a limit on them is as likely."""
+    if running >= MIN_SLOTS or q.number("max_num_seqs") is not None:
+        return ()
+    settle = "max_num_seqs of the server (and max_loras, where it has adapters)"
+    return (Missing("whether a limit holds Running down", settle),)
+
+
 def find_head_of_line(q: Quantities) -> Finding | None:
     queue, series = waiters(q), q.main
     if queue is None or series is None or queue.running < 1 or at_slot_limit(q, queue):
@@ -159,7 +168,12 @@ def find_head_of_line(q: Quantities) -> Finding | None:
     return Finding(
         "HOL_CAPACITY",
         "high" if queue.waiting > 5 else "medium",
-        f"{queue.waiting:.0f} wait although {room} are free: the head of the queue{head} does not fit, about {behind} behind it would.",
+        f"{queue.waiting:.0f} wait although {room} are free: the head of the queue{head} does not fit"
+        + (
+            f", about {behind} behind it would."
+            if behind
+            else ", shorter ones behind it would."
+        ),
         (
             Proof(
                 f"Usage {percent(queue.usage)}, {queue.running:.0f} running, {queue.waiting:.0f} waiting, and no prompt is computed: nobody is admitted",
@@ -170,7 +184,9 @@ def find_head_of_line(q: Quantities) -> Finding | None:
         (
             Step(
                 "send long prompts to a server or rank of their own",
-                f"about {behind} that wait start now",
+                f"about {behind} that wait start now"
+                if behind
+                else "those that are shorter start now",
                 {"would_fit": behind},
             ),
             Step(
@@ -194,6 +210,7 @@ def find_head_of_line(q: Quantities) -> Finding | None:
                 "the length of the first that waits",
                 "prompt tokens of the requests in the queue",
             ),
+            *_limit_unknown(q, queue.most_running),
         ),
         {"would_fit_behind_head": behind},
     )

@@ -131,6 +131,14 @@ def find_pages(q: Quantities) -> Finding | None:
     )
 
 
+def _of_one_start(q: Quantities) -> bool:
+    """Whether size and concurrency were printed together: the size just before the concurrency."""
+    size, many = q.fact("pool_tokens"), q.fact("max_concurrency")
+    if size is None or many is None or size.at is None or many.at is None or size.inferred:
+        return False
+    return size.at.source == many.at.source and 0 <= many.at.number - size.at.number <= 3
+
+
 def find_sizes_disagree(q: Quantities) -> Finding | None:
     """The printed tokens and the printed concurrency are of different pools."""
     tokens, many, length = (
@@ -138,7 +146,7 @@ def find_sizes_disagree(q: Quantities) -> Finding | None:
         q.number("max_concurrency"),
         q.number("max_concurrency_tokens"),
     )
-    if not tokens or not many or not length or many < 0.2:
+    if not tokens or not many or not length or many < 0.2 or not _of_one_start(q):
         return None
     size = q.pool.block_size or 16
     rounded = -(-length // size) * size
