@@ -63,7 +63,8 @@ def find_imbalance(ranks: Sequence[Series], pool: Pool) -> Imbalance | None:
     usage = {r: _last(s.usage) for r, s in zip(ids, ranks, strict=True)}
     running = {r: int(_last(s.running)) for r, s in zip(ids, ranks, strict=True)}
     waiting = {r: int(_last(s.waiting)) for r, s in zip(ids, ranks, strict=True)}
-    busiest = max(ids, key=lambda r: (usage[r], waiting[r], running[r]))
+    queueing = [r for r in ids if waiting[r] > 0 and usage[r] >= IDLE_FRAC]
+    busiest = max(queueing or ids, key=lambda r: (usage[r], waiting[r], running[r]))
     by_snapshot = _snapshots(ranks, "running")
     held = usage[busiest] / running[busiest] if running[busiest] else None
     total = sum(running.values()) + sum(waiting.values())

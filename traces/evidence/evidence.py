@@ -27,6 +27,10 @@ FACTS: dict[str, tuple[str, str]] = {
     "block_size": ("tokens", "tokens of a block"),
     "null_blocks": ("blocks", "blocks of the pool that are never handed out"),
     "state_blocks": ("blocks", "blocks that a request holds for its state (hybrid models)"),
+    "pool_tokens_by_usage": ("tokens", "used tokens over their printed share of the pool"),
+    "window_pool_tokens": ("tokens", "tokens of the pool of sliding windows (hybrid models)"),
+    "state_slots": ("slots", "state slots of a hybrid model, for all requests"),
+    "state_slots_per_request": ("slots", "state slots that are set aside for one request"),
     "available_pool_blocks": (
         "blocks",
         "blocks that would have fitted, where an override made fewer",
@@ -102,6 +106,7 @@ NOTICES: dict[str, str] = {
     "request_aborted": "a request was aborted; values: request",
     "request_refused": "a request was refused; values: prompt_tokens, max_tokens, limit_tokens",
     "out_of_blocks": "no blocks for a request; values: asked_blocks, free_blocks, request",
+    "alone_out_of_room": "the only running request found no room, and nobody is there to evict",
     "out_of_host_blocks": "the host pool is full",
     "cannot_store": "the host cache had no room for a store",
     "too_small": "the pool cannot serve one request of max_model_len; the engine did not start",

@@ -18,6 +18,7 @@ _HEAD = re.compile(
     rf"|\[(?P<d>\d\d/\d\d/\d{{4}}-\d\d:\d\d:\d\d)\]"
     rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
     rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
+    r"|^\[(?P<g>(?:DP|TP|PP|EP)\d+(?: (?:DP|TP|PP|EP)\d+)*)\]"
 )
 _JSON_HEAD = re.compile(
     r"[Tt]imestamp\\?\"?(?:: ?| = )\\?\"?(\d[\d-]{7,9}[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?)"
@@ -41,7 +42,7 @@ def read_head(text: str, process: str) -> Head:
     if match is not None:
         g = match.groupdict()
         head.stamp = g["a"] or g["b"] or g["c"] or g["d"] or g["e"] or g["f"]
-        for name in (g["ranks"] or "").split():
+        for name in (g["ranks"] or g["g"] or "").split():
             if name.startswith("DP"):
                 head.dp = int(name[2:])
             elif name.startswith("TP"):

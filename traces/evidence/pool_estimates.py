@@ -19,7 +19,9 @@ _FREE = re.compile(
     r"GPU Kvcache: (\d+) blocks \((\d+) tokens\) free, used ([\d.]+)% \([\d.]+GB/([\d.]+)GB\)"
 )
 _HOST = re.compile(r"CPU swap used [\d.]+% \([\d.]+GB/([\d.]+)GB\)")
-_USED = re.compile(r"#(?:full )?token: (\d+)")
+_USED = re.compile(r"#(?:full )?token: (\d+),\s+(?:full )?token[ _]?usage: ([\d.]+)")
+_WINDOW = re.compile(r"#swa token: (\d+), swa token usage: ([\d.]+)")
+_STATES = re.compile(r"#?mamba num: (\d+), mamba usage: ([\d.]+)")
 
 
 @dataclass
@@ -52,6 +54,8 @@ class PoolEstimates:
 
     blocks: Bounds = field(default_factory=Bounds)
     tokens: Bounds = field(default_factory=Bounds)
+    window: Bounds = field(default_factory=Bounds)
+    states: Bounds = field(default_factory=Bounds)
     block_tokens: int | None = None
     host_share: tuple[float, float] | None = None
 
@@ -65,10 +69,13 @@ class PoolEstimates:
                 self.block_tokens = tokens // free
             if host := _HOST.search(text):
                 self.host_share = (float(host[1]), float(m[4]))
-        elif grammar == "sglang-decode" and (m := _USED.search(text)):
-            usage, used_tokens = sample.get("kv_usage_frac"), int(m[1])
-            if isinstance(usage, float) and usage >= 0.05 and used_tokens:
-                self.tokens.narrow(used_tokens / (usage + 0.005), used_tokens / (usage - 0.005))
+        elif grammar in ("sglang-decode", "sglang-batch"):
+            pairs = ((_USED, self.tokens), (_WINDOW, self.window), (_STATES, self.states))
+            for pattern, bounds in pairs:
+                m = pattern.search(text)
+                if m and float(m[2]) >= 0.05 and int(m[1]):
+                    used, share = int(m[1]), float(m[2])
+                    bounds.narrow(used / (share + 0.005), used / (share - 0.005))
 
     def finish(self, facts: list[tuple[Fact, Time | None]], source: Source) -> None:
         """Add the facts that follow."""
@@ -94,12 +101,18 @@ class PoolEstimates:
                     host,
                     "pool blocks times the ratio of the two pools' bytes",
                 )
-        if (tokens := self.tokens.value) is not None and "pool_tokens" not in known:
-            note = (
-                f"used tokens over the printed share, {self.tokens.lines} lines together: "
-                f"{self.tokens.low:.0f} to {self.tokens.high:.0f}"
-            )
-            _add(facts, "pool_tokens", tokens, note)
+        tokens = "pool_tokens_by_usage" if "pool_tokens" in known else "pool_tokens"
+        for name, bounds, what in (
+            (tokens, self.tokens, "used tokens"),
+            ("window_pool_tokens", self.window, "window tokens"),
+            ("state_slots", self.states, "state slots"),
+        ):
+            if (value := bounds.value) is not None and name not in known:
+                note = (
+                    f"{what} over the printed share, {bounds.lines} lines together: "
+                    f"{bounds.low:.0f} to {bounds.high:.0f}"
+                )
+                _add(facts, name, value, note)
 
 
 def _add(facts: list[tuple[Fact, Time | None]], name: str, value: int, note: str) -> None:

@@ -77,6 +77,8 @@ def find_other_pool(q: Quantities) -> Finding | None:
     if tokens > usage - 0.1:
         return None
     what = "state slots" if name == "mamba" else "window tokens"
+    size = q.number("state_slots" if name == "mamba" else "window_pool_tokens")
+    holds = f" of {size:,.0f}" if size else ""
     knob = (
         "--max-mamba-cache-size or a larger --mamba-full-memory-ratio"
         if name == "mamba"
@@ -85,10 +87,10 @@ def find_other_pool(q: Quantities) -> Finding | None:
     return Finding(
         "HYBRID_OVERHEAD",
         "high" if series.waiting[index] > 0 else "medium",
-        f"The pool of {what} is {percent(usage)} full while tokens are at {percent(tokens)}: it binds, the printed token usage misleads.",
+        f"The pool of {what}{holds and f' ({size:,.0f})'} is {percent(usage)} full while tokens are at {percent(tokens)}: it binds, the printed token usage misleads.",
         (
             Proof(
-                f"{name} usage {percent(usage)}, token usage {percent(tokens)}, {series.running[index]:.0f} running",
+                f"{name} usage {percent(usage)}{holds}, token usage {percent(tokens)}, {series.running[index]:.0f} running",
                 {"other_usage_frac": usage, "usage_frac": tokens},
                 series.lines(index),
             ),
@@ -103,7 +105,47 @@ def find_other_pool(q: Quantities) -> Finding | None:
         ("a larger token pool: it has room",),
         (),
         (),
-        {"binding_pool": name},
+        {"binding_pool": name, "binding_pool_size": int(size) if size else None},
+    )
+
+
+def find_state_cap(q: Quantities) -> Finding | None:
+    """The state slots are fewer than the requests that were to run: the engine lowered its limit."""
+    slots, each, limit = (
+        q.number("state_slots"),
+        q.number("state_slots_per_request"),
+        q.number("max_num_seqs"),
+    )
+    if not slots or not each or not limit:
+        return None
+    series = q.main
+    if series is not None and np.isfinite(series.running).any():
+        most = float(np.nanmax(series.running))
+        waits = np.isfinite(series.waiting).any() and float(np.nanmax(series.waiting)) > 0
+        if most < limit or not waits or (q.max_usage or 0.0) >= FREE_FRAC:
+            return None
+    return Finding(
+        "HYBRID_OVERHEAD",
+        "medium" if series is not None else "low",
+        f"State slots bind: {slots:,.0f} slots at {each:.0f} a request let {limit:.0f} run at once, whatever tokens are free.",
+        (
+            Proof(
+                f"{slots:,.0f} state slots / {each:.0f} a request = {slots // each:.0f}; the engine lowered its limit to {limit:.0f}",
+                {"state_slots": slots, "slots_per_request": each, "max_num_seqs": limit},
+                q.lines("state_slots"),
+            ),
+        ),
+        (
+            Step(
+                "--max-mamba-cache-size or a larger --mamba-full-memory-ratio",
+                f"{each:.0f} slots more let one more run; tokens of the pool pay for it",
+                {"slots_per_request": each},
+            ),
+        ),
+        ("--max-running-requests: the state slots bind first",),
+        (),
+        (),
+        {"binding_pool": "mamba", "state_slots": int(slots)},
     )
 
 
@@ -228,6 +270,17 @@ RULES = (
         "vllm#54458, #40691, vllm PR#38364, sglang#34676",
         None,
         ("NO_PRESSURE_YET", "HOL_CAPACITY", "SLOT_LIMIT"),
+    ),
+    Rule(
+        "state-slots-cap",
+        "HYBRID_OVERHEAD",
+        73,
+        (),
+        find_state_cap,
+        "A hybrid model has so many state slots, and each request takes several: the engine says to what it lowered its limit.",
+        "sglang#33004; sglang model_runner.py",
+        None,
+        ("NO_PRESSURE_YET", "HOL_CAPACITY", "SLOT_LIMIT", "RESERVATION_BLOCKED", "NOT_KV"),
     ),
     Rule(
         "other-pool-full",

@@ -23,6 +23,7 @@ BY_DEFAULT = (
 )  # reserve the longest output where no policy is stated
 
 
+MOST_USED = 0.75  # above it the pool is used rather than reserved
 RESERVING = ("tensorrt-llm", "triton", "tgi", "sglang", "lmdeploy")
 
 
@@ -48,8 +49,14 @@ def find_reservation(q: Quantities) -> Finding | None:
         return None
     queue = waiters(q)
     series = q.main
-    if queue is None or series is None or queue.usage > 0.75:
+    if queue is None or series is None:
         return None
+    none_fits = q.held is not None and q.held.frac * (q.held.running + 1) > 1
+    if queue.usage > MOST_USED and not (none_fits and q.engine in BY_DEFAULT):
+        return None
+    longest = q.lengths.prompt[1] if q.lengths.prompt else 0
+    if longest and q.pool.tokens and longest > q.pool.tokens * (1 - queue.usage):
+        return None  # the head of the queue does not fit as it is
     if queue.prefilling >= MOSTLY:
         return None  # prompts are admitted batch by batch: nobody is held back yet
     limit = at_slot_limit(q, queue)

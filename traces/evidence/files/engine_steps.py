@@ -7,14 +7,14 @@ Triton's in-flight records with spaced keys (tensorrtllm_backend#457).
 Quirks: vLLM counts deferred requests apart from waiting ones (its gauge adds them), and reports a preemption with
 the victim's next output token, so late, and never if it is aborted first; TensorRT-LLM's active requests hold
 running and waiting ones; its paused requests are those that were paused in that iteration; usedNumBlocks held the
-host pool too before mid-2026, which shows where used + free is more than the pool.
+host pool too before mid-2026, which shows where used + free is more than the pool, or where more is used than was ever allocated.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from traces.evidence.evidence import Fact, Found, Line, Notice, SourceReport, Value
@@ -38,7 +38,7 @@ _CAMEL = {
     "maxNumActiveRequests": "slots", "iterLatencyMS": "ms", "numScheduledRequests": "scheduled",
     "numPausedRequests": "paused", "numContextRequests": "context", "numGenRequests": "generation",
     "numCtxTokens": "context_tokens", "usedNumBlocks": "used", "freeNumBlocks": "free",
-    "maxNumBlocks": "pool", "tokensPerBlock": "block_size", "cacheHitRate": "hit_rate",
+    "maxNumBlocks": "pool", "allocTotalBlocks": "allocated", "tokensPerBlock": "block_size", "cacheHitRate": "hit_rate",
     "attentionDpRank": "rank", "rank": "rank",
 }  # fmt: skip
 
@@ -69,6 +69,9 @@ class _Reading:
     engine: str | None = None
     zero: float | None = None
     host_counted: bool = False
+    never_allocated: list[int] = field(
+        default_factory=list
+    )  # used blocks less all ever allocated
     unread: int = 0
 
     def fact(self, name: str, value: Value | None, at: Line, rank: int | None = None) -> None:
@@ -85,6 +88,7 @@ def read(source: Source) -> Found:
             break
         for one in value if isinstance(value, list) else (value,):
             _read_value(r, one, source.line(number, ""))
+    _take_host_away(r)
     if r.host_counted:
         r.notes.append(
             "Used blocks held the host pool too; they were counted again as pool less free."
@@ -223,6 +227,9 @@ def _iteration_row(r: _Reading, value: Mapping[str, Any], at: Line) -> Row:
     if pool and free is not None and used is not None and used > pool - free:
         r.host_counted, used = True, pool - free
         inferred.append("used_blocks")
+    allocated = _count(said.get("allocated"))
+    if allocated and used is not None:
+        r.never_allocated.append(used - allocated)
     running = _count(said.get("scheduled"))
     waiting = _count(said.get("queued"))
     active = _count(said.get("active"))
@@ -251,6 +258,35 @@ def _iteration_row(r: _Reading, value: Mapping[str, Any], at: Line) -> Row:
         t_s = row["t_s"] if isinstance(row["t_s"], float) else None
         r.notices.append(Notice("preemption", at, t_s, rank, None, {"requests": paused}))
     return _done(row, inferred)
+
+
+def _take_host_away(r: _Reading) -> None:
+    """Blocks that are used and were never allocated are the host pool: they are taken from pool and used.
+
+    Blocks that are freed make the difference smaller, so its largest value is the size of the host pool, where the
+    iterations begin soon after the start.
+    """
+    host = max(r.never_allocated, default=0)
+    pools = {f.value for (n, _), f in r.facts.items() if n == "pool_blocks"}
+    pool = next(iter(pools)) if len(pools) == 1 else None
+    if host < 2 or not isinstance(pool, int) or host >= pool:
+        return
+    for row in r.rows:
+        used = row.get("used_blocks")
+        if isinstance(used, int):
+            row["used_blocks"] = max(0, used - host)
+            row["kv_usage_frac"] = max(0, used - host) / (pool - host)
+            row["inferred"] = sorted({*(row["inferred"] or []), "used_blocks"})  # type: ignore[misc]  # a list of names
+    why = f"{host:,} of {pool:,} blocks are used and were never allocated: the host pool is counted in"
+    for key, fact in list(r.facts.items()):
+        if key[0] == "pool_blocks":
+            r.facts[key] = replace(fact, value=pool - host, inferred=True, note=why)
+            r.facts["host_pool_blocks", key[1]] = replace(
+                fact, name="host_pool_blocks", value=host, inferred=True, note=why
+            )
+    r.notes.append(
+        f"{why[0].upper()}{why[1:]}; {pool - host:,} blocks are the device's, and used blocks are counted without it."
+    )
 
 
 def _iteration_time(r: _Reading, value: Mapping[str, Any]) -> float | None:

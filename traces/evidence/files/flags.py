@@ -129,6 +129,8 @@ FLAGS: dict[str, Flag] = {
         "max_num_seqs",
         "max_running_requests",
         "max_batch_size",
+        "triton_max_batch_size",
+        "max_concurrent_sequences",
     ),
     **_all(
         Flag("max_num_batched_tokens", read_count),
@@ -184,6 +186,7 @@ FLAGS: dict[str, Flag] = {
         "kv_tokens",
         "gpu_kv_cache_size",
         "max_batch_total_tokens",
+        "max_tokens_in_paged_kv_cache",
     ),
     **_all(Flag("preemption_mode", _read_word), "preemption_mode"),
     **_all(
@@ -246,6 +249,14 @@ FLAGS: dict[str, Flag] = {
 SHORT = {"tp": "tp", "dp": "dp", "n": "n", "c": "concurrency"}  # with one dash
 
 
-def flag_of(name: str) -> Flag | None:
-    """The flag of that spelling: dashes and underscores alike, any case."""
-    return FLAGS.get(name.strip().strip("-'\"").replace("-", "_").replace(" ", "_").lower())
+# spellings that mean different things in different engines
+_OF_ENGINE: dict[tuple[str, str | None], Flag] = {
+    ("max_total_tokens", "sglang"): Flag("pool_tokens", read_count, True, "max_total_tokens: the most that the pool may hold"),
+    ("max_total_tokens", "tgi"): Flag("max_model_len", read_count),
+}  # fmt: skip
+
+
+def flag_of(name: str, engine: str | None = None) -> Flag | None:
+    """The flag of that spelling: dashes and underscores alike, any case. engine: where it is known."""
+    plain = name.strip().strip("-'\"").replace("-", "_").replace(" ", "_").lower()
+    return _OF_ENGINE.get((plain, engine)) or FLAGS.get(plain)

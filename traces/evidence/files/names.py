@@ -6,7 +6,7 @@ types, Grafana), `_created` is a time and never a count. It knows no file format
 
 Sources: vLLM 0.26.0 and 0.4 to 0.10 (`gpu_cache_usage_perc`, `cpu_cache_usage_perc`, throughput gauges),
 SGLang 0.5.23 (metrics collector), TGI 3 (router), Triton's TensorRT-LLM backend (custom metrics),
-TensorRT-LLM 1.3 (`trtllm_`), Dynamo 0.5 to 1.4 (component and frontend metrics).
+TensorRT-LLM 1.3 (`trtllm_`), FastDeploy 2.2 (`fastdeploy:`), Dynamo 0.5 to 1.4 (component and frontend metrics).
 """
 
 from __future__ import annotations
@@ -113,6 +113,9 @@ _VLLM: dict[str, tuple[Use, ...]] = {
 _SGLANG: dict[str, tuple[Use, ...]] = {
     "num_running_reqs": (_gauge("num_running", "max"),),
     "num_queue_reqs": (_gauge("num_waiting", "max"),),
+    "num_requests_running": (_gauge("num_running", "max", 0),),  # before 0.4
+    "num_requests_waiting": (_gauge("num_waiting", "max", 0),),
+    "num_decode_prealloc_queue_reqs": (_gauge("prealloc_requests", "max"),),
     "token_usage": (_gauge("kv_usage_frac", "max", 2),),
     "full_token_usage": (_gauge("kv_usage_frac", "max"),),
     "num_used_tokens": (_gauge("used_tokens", "max"),),
@@ -201,6 +204,24 @@ _TRTLLM: dict[str, tuple[Use, ...]] = {
     "request_queue_time_seconds": (_histogram("queue"),),
 }
 
+_FASTDEPLOY: dict[str, tuple[Use, ...]] = {
+    "num_requests_running": (_gauge("num_running"),),
+    "num_requests_waiting": (_gauge("num_waiting"),),
+    "gpu_cache_usage_perc": (_gauge("kv_usage_frac", "mean"),),
+    "free_gpu_block_num": (_gauge("free_blocks"),),
+    "max_gpu_block_num": (_fact("pool_blocks"),),
+    "max_batch_size": (_fact("max_num_seqs"),),
+    "prompt_tokens": (_PROMPT,),
+    "generation_tokens": (_GENERATION,),
+    "request_success": (_counter("", "num_finished"),),
+    "time_to_first_token_seconds": (_histogram("ttft"),),
+    "time_per_output_token_seconds": (_histogram("itl"),),
+    "e2e_request_latency_seconds": (_histogram("e2e"),),
+    "request_queue_time_seconds": (_histogram("queue"),),
+    "request_prompt_tokens": (_histogram("prompt"),),
+    "request_generation_tokens": (_histogram("output"),),
+}
+
 _DYNAMO: dict[str, tuple[Use, ...]] = {
     "kvstats_active_blocks": (_gauge("used_blocks", weight=0),),
     "kvstats_total_blocks": (_fact("pool_blocks"),),
@@ -231,6 +252,7 @@ ENGINES: tuple[tuple[str, str, dict[str, tuple[Use, ...]]], ...] = (
     ("dynamo_frontend_", "dynamo", _DYNAMO),
     ("nv_trt_llm_", "tensorrt-llm", _TRITON),
     ("trtllm_", "tensorrt-llm", _TRTLLM),
+    ("fastdeploy_", "fastdeploy", _FASTDEPLOY),
     ("sglang_", "sglang", _SGLANG),
     ("vllm_", "vllm", _VLLM),
     ("tgi_", "tgi", _TGI),

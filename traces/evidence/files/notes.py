@@ -29,6 +29,10 @@ _FLAG = re.compile(rf"(?<![\w-])(--?)([a-zA-Z][\w-]*)(?:(?:\s*=\s*|\s+)(?!-)({_W
 _PAIR = re.compile(rf"(?<![\w.-])([A-Za-z_][\w-]*)\s*=\s*(?!=)({_WORD})")
 _ENTRY = re.compile(r"^(\s*)(?:-\s+)?[\"']?([A-Za-z_][\w. /-]{0,60}?)[\"']?\s*:(?:\s+(.*))?$")
 _MAP = re.compile(r"\{([^{}]*)\}")
+# Triton: a model's parameters in config.pbtxt, and what fill_template.py puts there
+_PBTXT_KEY = re.compile(r"\bkey:\s*\"(\w+)\"")
+_PBTXT_VALUE = re.compile(r"\bstring_value:\s*\"([^\"]*)\"")
+_TEMPLATE = re.compile(r"(?<=[\s,])(\w+):([^\s,]+)")
 _INNER = re.compile(r"[\"']?([\w.-]+)[\"']?\s*:\s*([^,{}]+)")
 _ENGINES = (
     (re.compile(r"\bvllm[ .]serve|\bvllm serve|vllm\.entrypoints|vllm/vllm-openai|\bAsyncLLM|\bLLM\(|\bvllm\b", re.I), "vllm"),
@@ -118,6 +122,7 @@ class _Reading:
     facts: list[Fact] = field(default_factory=list)
     caps: list[tuple[int, Line]] = field(default_factory=list)
     unread: list[str] = field(default_factory=list)
+    key: str = ""  # of a parameter in config.pbtxt whose value has not come yet
     notes: list[str] = field(default_factory=list)
 
     def put(self, flag: Flag, text: str, at: Line, note: str = "") -> bool:
@@ -211,7 +216,12 @@ def _read_line(r: _Reading, line: str, at: Line, parents: list[tuple[int, str]])
     if m := _MODEL_BEHIND.search(line):
         r.add("model", m[1], at)
     text = line
-    if entry := _ENTRY.match(line):
+    if _PBTXT_KEY.search(line) or _PBTXT_VALUE.search(line):
+        _read_pbtxt(r, line, at)
+        return
+    if "fill_template" in line:
+        text = _take(text, _TEMPLATE, lambda m: _read_pair(r, m[1], m[2], at))
+    if entry := _ENTRY.match(text):
         text = _read_entry(r, entry, at, parents)
     text = _read_maps(r, text, at)
     text = _take(text, _FLAG, lambda m: _read_flag(r, m, at))
@@ -231,7 +241,7 @@ def _read_flag(r: _Reading, m: re.Match[str], at: Line) -> bool:
         if name not in SHORT:
             return False
         name = SHORT[name]
-    flag = flag_of(name)
+    flag = flag_of(name, r.engine)
     return flag is not None and (r.put(flag, value, at) or r.put(flag, "", at))
 
 
@@ -261,7 +271,15 @@ def _read_entry(
     parent = next((flag_of(k) for _, k in reversed(parents[:-1])), None)
     if parent is not None and key.lower() in _RANGE_WORDS and _extend(r, parent, value, at):
         return ""
-    return value.strip("\"'")
+    return f"{key} {value}".strip("\"'")  # the key may be the noun of a statement
+
+
+def _read_pbtxt(r: _Reading, line: str, at: Line) -> None:
+    if key := _PBTXT_KEY.search(line):
+        r.key = key[1]
+    if (value := _PBTXT_VALUE.search(line)) and r.key:
+        _read_pair(r, r.key, value[1], at)
+        r.key = ""
 
 
 def _read_range(r: _Reading, flag: Flag, pairs: list[tuple[str, str]], at: Line) -> bool:

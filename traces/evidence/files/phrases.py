@@ -15,7 +15,7 @@ from traces.evidence.evidence import Value
 from traces.evidence.files.flags import FLAGS, read_count
 
 _N = r"(\d[\d,_]*(?:\.\d+)?\s?[kK]?)(?![\w%.]*\d)(?!\w)"
-_ABOUT = r"(?:\s*(?:of|is|are|was|were|with|about|around|roughly|approx\.?|ca\.?|up to|~|≈|:|=|-|at|each)\s*)*"
+_ABOUT = r"(?:\s*(?:of|is|are|was|were|with|about|around|roughly|approx\.?|ca\.?|up to|~|≈|:|=|-|at|each|between|from|ranging|in the range)\s*)*\s*"
 _TO = r"(?:\s*(?:-|–|to|\.\.\.?|and)\s*" + _N + r")?"
 _SENDERS = r"(?:client connections|clients?|users|virtual users|VUs|connections|workers|streams|sessions|threads|agents)"
 _SPELLED = "|".join(
@@ -49,6 +49,7 @@ def _form(fact: str, pattern: str) -> _Form:
 _FORMS = (
     _form("lengths", rf"{_N}\s*(?:tokens? )?(?:in|input)\b\s*(?:/|,|and|->|→|x|;)?\s*{_N}\s*(?:tokens? )?(?:out|output)\b"),
     _form("lengths", rf"{_N}\s*(?:tokens? )?prompts?\s*(?:/|,|and|->|→|x|;|plus|\+)\s*{_N}\s*(?:tokens? )?outputs?\b"),
+    _form("lengths", rf"\bISL\s*{_ABOUT}{_N}\s*(?:tokens?)?\s*[,/;]?\s*OSL\s*{_ABOUT}{_N}"),
     _form("kv_bytes_per_token", r"(\d[\d,]*)\s*(?:B|bytes)\s*(?:/|per|a)\s*token"),
     _form("blocks", rf"{_N}\s*blocks\s*(?:of|x|×)\s*{_N}"),
     _form("pool_blocks", rf"\bpool{_ABOUT}{_N}\s*blocks\b"),
@@ -82,11 +83,13 @@ _KV_SIZE = re.compile(
 )
 _KV_TYPE = re.compile(r"\b(fp8(?:_e\dm\d)?|int8|fp4|nvfp4)[ -]KV\b", re.IGNORECASE)
 _IDLE = re.compile(
-    r"\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b[^,;.\d]{0,20}\b0(?:\.0)?\s?%",
+    r"(?:\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;.\d]{0,20}\b0(?:\.0)?\s?%",
     re.IGNORECASE,
 )
 _SETTING = re.compile(
-    rf"(?<![\w-])({_SPELLED})\s+(?:of\s+|is\s+|=\s*)?([\d.][\w.,%]*)", re.IGNORECASE
+    rf"(?<![\w-])({_SPELLED})\s+(?:of\s+|is\s+|=\s*)?([\d.][\w.,%]*)(?![\w.,%])"
+    r"(?!\s*(?:-|–|to)\s*\d)",
+    re.IGNORECASE,
 )
 
 

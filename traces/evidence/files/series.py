@@ -424,6 +424,10 @@ def _derive(
     active, running = has("active_requests"), has("num_running")
     if active is not None and running is not None:
         put("num_waiting", max(0.0, active - running))
+    prealloc, queued = has("prealloc_requests"), row.get("num_waiting")
+    if prealloc and isinstance(queued, int):  # a decode server's queue before its pool
+        row["num_waiting"] = queued + round(prealloc)
+        inferred.append("num_waiting")
     capacity = has("num_waiting_capacity")
     put(
         "num_waiting", capacity + (has("num_deferred") or 0.0) if capacity is not None else None
