@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzer.pages import compare
+from analyzer.pages import compare, diagnose, requests
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
@@ -15,6 +15,18 @@ PAGES = {
         icon=":material/compare_arrows:",
         url_path="compare",
         default=True,
+    ),
+    "requests": st.Page(
+        requests.page,
+        title="Requests",
+        icon=":material/view_timeline:",
+        url_path="requests",
+    ),
+    "diagnose": st.Page(
+        diagnose.page,
+        title="Diagnose",
+        icon=":material/stethoscope:",
+        url_path="diagnose",
     ),
 }
 shell.run(st.navigation(list(PAGES.values()), position="top"), PAGES)

@@ -56,10 +56,11 @@ def default_root() -> Path:
 
 
 class Store:
-    """Kept files below one folder. Oldest ones go first when there are too many."""
+    """Kept files below one folder. Oldest ones go first when there are more than `keep_entries`."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, keep_entries: int = KEEP_ENTRIES) -> None:
         self.root = root
+        self.keep_entries = keep_entries
 
     def spool(
         self, source: BinaryIO, name: str, progress: Callable[[int], object] | None = None
@@ -168,7 +169,7 @@ class Store:
         total = 0
         for i, entry in enumerate(self.recent(limit=10_000)):
             total += 0 if entry.linked else entry.num_bytes
-            if i > 0 and (i >= KEEP_ENTRIES or total > KEEP_BYTES):
+            if i > 0 and (i >= self.keep_entries or total > KEEP_BYTES):
                 self.delete(entry)
 
 

@@ -1,0 +1,114 @@
+"""Which evidence the Diagnose page shows, and how it is mirrored in the URL: `e`, or `side`.
+
+It knows references, never contents. `e` is `sample:NAME`, or ids of kept files joined by dots; `side` is a
+run of the pair that the pages share.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Literal
+
+import streamlit as st
+
+SIDES = ("A", "B", "C")
+Kind = Literal["files", "sample", "side"]
+_SHOWN, _ASKED, _SEEN, _WRITTEN = (
+    f"evidence_{n}" for n in ("shown", "asked", "seen", "written")
+)
+_IDS = re.compile(r"[0-9a-f]{32}(?:\.[0-9a-f]{32})*")
+_NAME = re.compile(r"[a-z0-9-]{1,40}")
+
+
+@dataclass(frozen=True)
+class EvidenceRef:
+    """kind: kept files, a bundled sample, or a run of the shown pair; names: ids, the sample's name, or
+    the side."""
+
+    kind: Kind
+    names: tuple[str, ...]
+
+    @property
+    def url(self) -> tuple[str, str]:
+        """Values of `e` and `side`, "" for none."""
+        if self.kind == "side":
+            return "", self.names[0]
+        return (
+            f"sample:{self.names[0]}" if self.kind == "sample" else ".".join(self.names)
+        ), ""
+
+
+def parse(e: str, side: str) -> EvidenceRef | None:
+    """The reference that a URL holds; None where it holds none, or nonsense."""
+    if side in SIDES:
+        return EvidenceRef("side", (side,))
+    name = e.removeprefix("sample:")
+    if name != e and _NAME.fullmatch(name):
+        return EvidenceRef("sample", (name,))
+    if _IDS.fullmatch(e):
+        return EvidenceRef("files", tuple(dict.fromkeys(e.split("."))))
+    return None
+
+
+def side_ref(side: str) -> EvidenceRef:
+    return EvidenceRef("side", (side,))
+
+
+def follow_url() -> None:
+    """Ask for what the URL names, where it names something new.
+
+    A browser may send the URL as it was before the last change: what was seen or written last is no news.
+    """
+    now = (st.query_params.get("e", ""), st.query_params.get("side", ""))
+    before = (st.session_state.get(_SEEN), st.session_state.get(_WRITTEN))
+    st.session_state[_SEEN] = now
+    if now == ("", "") or now in before:
+        return
+    ref = parse(*now)
+    if ref is not None and ref != shown():
+        ask(ref)
+
+
+def expect_link() -> None:
+    """Let the next URL count, even if it names what was seen before; for pages that link here."""
+    st.session_state.pop(_SEEN, None)
+    st.session_state.pop(_WRITTEN, None)
+
+
+def write_url() -> None:
+    """Bring the URL to what is shown, or, where nothing is, to what is being read."""
+    ref = shown() or asked()
+    e, side = ref.url if ref is not None else ("", "")
+    st.session_state[_WRITTEN] = (e, side)
+    for name, value in (("e", e), ("side", side)):
+        if value:
+            st.query_params[name] = value
+        else:
+            st.query_params.pop(name, None)
+
+
+def shown() -> EvidenceRef | None:
+    found = st.session_state.get(_SHOWN)
+    return found if isinstance(found, EvidenceRef) else None
+
+
+def show(ref: EvidenceRef | None) -> None:
+    """Show this from now on; what was asked for has been answered."""
+    st.session_state[_SHOWN] = ref
+    st.session_state.pop(_ASKED, None)
+
+
+def asked() -> EvidenceRef | None:
+    """What is to be read next; what is shown stays until it is there."""
+    found = st.session_state.get(_ASKED)
+    return found if isinstance(found, EvidenceRef) else None
+
+
+def ask(ref: EvidenceRef) -> None:
+    st.session_state[_ASKED] = ref
+
+
+def give_up() -> None:
+    """Forget what was asked for."""
+    st.session_state.pop(_ASKED, None)
