@@ -102,9 +102,15 @@ class Ownership:
         """Indices of all intervals of an owner."""
         return np.flatnonzero(self.owner == owner)
 
-    def alive(self, row: int) -> np.ndarray:
-        """Indices of all intervals at a step."""
-        return np.flatnonzero((self.first <= row) & (self.last >= row))
+    def alive(self, rows: np.ndarray) -> list[np.ndarray]:
+        """For each of these steps the indices of all intervals then, by block."""
+        if self.has_sharing:
+            return [
+                np.flatnonzero((self.first <= row) & (self.last >= row))
+                for row in rows.tolist()
+            ]
+        cells = self.at(np.arange(1, self.num_blocks + 1), rows)
+        return [cells.latest[cells.held[:, i], i] for i in range(len(rows))]
 
 
 @dataclass(frozen=True, eq=False)
@@ -134,7 +140,7 @@ def ownership_of(
     Takes some 0.5 s for each million intervals, once. Owner codes are by arrival and id, so that the
     same workload gives the same request the same code in every run.
     """
-    ids = _by_arrival(requests, blocks)
+    ids, owner = _codes(requests, blocks["request_id"])
     numbers = steps["step"].to_numpy()
     first, last = _rows(numbers, blocks["first_step"], blocks["last_step"])
     block = blocks["block_id"].to_numpy()
@@ -142,7 +148,7 @@ def ownership_of(
     good = (block >= 1) & (block <= pool) & (last >= first)
     columns = [
         block.astype(np.int32),
-        _codes_of(blocks["request_id"], ids),
+        owner,
         blocks["logical_index"].to_numpy(),
         first.astype(np.int32),
         last.astype(np.int32),
@@ -157,24 +163,23 @@ def ownership_of(
     )
 
 
-def _by_arrival(requests: pl.DataFrame, blocks: pl.DataFrame) -> pl.Series:
-    """All request ids, in order of arrival; those that only `blocks` knows come last."""
-    known = requests.sort("arrival_s", "request_id", nulls_last=True)["request_id"]
-    held = blocks["request_id"].unique()
+def _codes(requests: pl.DataFrame, request_id: pl.Series) -> tuple[pl.Series, np.ndarray]:
+    """All request ids in order of arrival, those that only `blocks` knows last; and [n] the place in
+    them of each interval's. A request's blocks mostly stand together: each run is looked up once."""
+    runs = request_id.rename("id").rle().struct.unnest().rename({"value": "id"})
+    known = requests.sort("arrival_s", "request_id", nulls_last=True)["request_id"].rename("id")
+    held = runs["id"].unique()
     unknown = held.filter(~held.is_in(known.implode())).sort()
-    return pl.concat([known, unknown]).rename("request_id")
-
-
-def _codes_of(request_id: pl.Series, ids: pl.Series) -> np.ndarray:
-    """[n] place of each id in `ids`."""
-    codes = pl.DataFrame({"request_id": ids, "code": np.arange(len(ids), dtype=np.int32)})
-    joined = request_id.to_frame().join(
-        codes.unique("request_id", keep="first", maintain_order=True),
-        on="request_id",
+    ids = pl.concat([known, unknown])
+    codes = pl.DataFrame({"id": ids, "code": np.arange(len(ids), dtype=np.int32)})
+    found = runs.join(
+        codes.unique("id", keep="first", maintain_order=True),
+        on="id",
         how="left",
         maintain_order="left",
     )
-    return joined["code"].to_numpy()
+    owner = np.repeat(found["code"].to_numpy(), found["len"].to_numpy())
+    return ids.rename("request_id"), owner
 
 
 def _rows(

@@ -100,7 +100,7 @@ def alt_text(pictures: Sequence[MapPicture], axis: MapAxis, by: ColourBy) -> str
         )
         said.append(
             f"Run {p.side} ({p.name}), blocks {p.blocks[0]:,} to {p.blocks[1]:,}: {shares}; "
-            f"{_many(p.num_preemptions, 'preemption')}, {_many(p.reuse['handovers'].sum(), 'change')} of holder."
+            f"{_many(p.num_preemptions, 'preemption')}, {_many(int(p.reuse['handovers'].sum()), 'change')} of holder."
         )
     return " ".join(said)
 

@@ -14,7 +14,7 @@ from analyzer.block_map import Ownership
 
 _SCHEMA = ("row", "num_requests", "num_blocks", "num_runs", "max_runs", "num_islands")
 LOOKS = 60  # steps in which runs are counted
-LOOKED_AT = 200_000_000  # intervals looked at for it, at most: fewer looks where there are many
+LOOKED_AT = 1_200_000  # blocks looked at for it, at most: fewer looks in a large pool
 
 
 def runs_at(own: Ownership, rows: np.ndarray) -> pl.DataFrame:
@@ -27,27 +27,30 @@ def runs_at(own: Ownership, rows: np.ndarray) -> pl.DataFrame:
     there could be if copies were sorted by address.
     """
     return pl.DataFrame(
-        [_runs(own, int(row)) for row in rows],
+        [
+            (row, *_runs(own, alive))
+            for row, alive in zip(rows.tolist(), own.alive(rows), strict=True)
+        ],
         schema=_SCHEMA,
         orient="row",
     ).cast(pl.Int64)
 
 
-def _runs(own: Ownership, row: int) -> tuple[int, ...]:
-    alive = own.alive(row)  # by block
+def _runs(own: Ownership, alive: np.ndarray) -> tuple[int, ...]:
+    """num_requests to num_islands of intervals at one step, by block."""
     if not len(alive):
-        return row, 0, 0, 0, 0, 0
-    in_order = alive[np.lexsort((own.logical[alive], own.owner[alive]))]
-    begins, starts = _begins(own, in_order)
-    by_address = alive[np.argsort(own.owner[alive], kind="stable")]
-    islands, _ = _begins(own, by_address)
+        return 0, 0, 0, 0, 0
+    owner, block = own.owner[alive].astype(np.int64), own.block[alive].astype(np.int64)
+    order = np.argsort((owner << 32) | own.logical[alive])
+    begins, starts = _begins(owner[order], block[order])
+    by_address = np.sort((owner << 32) | block)
+    islands, _ = _begins(by_address >> 32, by_address & 0xFFFFFFFF)
     most = int(np.add.reduceat(begins.astype(np.int64), starts).max())
-    return row, len(starts), len(alive), int(begins.sum()), most, int(islands.sum())
+    return len(starts), len(alive), int(begins.sum()), most, int(islands.sum())
 
 
-def _begins(own: Ownership, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """[n] whether a run begins at each interval, taken in this order, and where requests begin."""
-    owner, block = own.owner[order], own.block[order].astype(np.int64)
+def _begins(owner: np.ndarray, block: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """[n] whether a run begins at each block, taken in this order, and where requests begin."""
     other = np.append(True, owner[1:] != owner[:-1])
     apart = np.append(True, block[1:] != block[:-1] + 1)
     return other | apart, np.flatnonzero(other)
@@ -55,7 +58,7 @@ def _begins(own: Ownership, order: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def looks(own: Ownership, first: int, last: int) -> np.ndarray:
     """Rows at which to count runs between two rows, both included, as many as time allows."""
-    most = max(6, min(LOOKS, LOOKED_AT // max(len(own), 1)))
+    most = max(12, min(LOOKS, LOOKED_AT // max(own.num_blocks, 1)))
     return np.unique(np.linspace(first, last, most).round().astype(np.int64))
 
 
