@@ -1,0 +1,592 @@
+"""Swim lanes drawn: counts by phase, strips of thousands, and lanes in detail, over one time axis.
+
+It computes nothing: strips, counts and bars were worked out in `lanes_picture`. A phase is told by
+colour and by height: thin while a request waits, full while it runs; hatched where work is done twice
+or copied back. Requests' names come from files, and are made harmless here.
+"""
+
+from __future__ import annotations
+
+import base64
+import html
+import io
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import plotly.graph_objects as go
+from PIL import Image
+
+from analyzer.lanes import (
+    DECODE,
+    PHASES,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTING,
+    RESTORING,
+    SWAPPED,
+)
+from analyzer.lanes_picture import (
+    HOVER_COLUMNS,
+    NOBODY,
+    STACK,
+    STRIP_PX,
+    Bars,
+    Strips,
+    phases_in_words,
+)
+from analyzer.look import Side, Theme, faded, seconds
+
+LABELS = {
+    QUEUED: "queued",
+    PREFILL: "prefill",
+    DECODE: "decode",
+    PREEMPTED: "preempted, KV dropped",
+    RECOMPUTING: "recomputing",
+    SWAPPED: "swapped out",
+    RESTORING: "restoring from the host",
+}
+HEIGHTS = {
+    QUEUED: 0.26,
+    PREFILL: 0.84,
+    DECODE: 0.84,
+    PREEMPTED: 0.5,
+    RECOMPUTING: 0.84,
+    SWAPPED: 0.5,
+    RESTORING: 0.84,
+}
+COUNT_PX = 66
+GAP_PX = 30
+TOP_PX = 60
+BOTTOM_PX = 44
+LEFT_PX = 84
+LANE_PX = 11
+LONGEST_ID = 12
+_CLEAR = "rgba(0,0,0,0)"
+_SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
+
+
+@dataclass(frozen=True)
+class CountRow:
+    """Requests in each phase over time. counts [phases, columns]; top: of the y axis."""
+
+    side: Side
+    name: str
+    counts: np.ndarray
+    top: float
+
+
+@dataclass(frozen=True)
+class StripRow:
+    """Strips of a run. chosen: the place of the chosen request among the shown lanes, or None."""
+
+    side: Side
+    name: str
+    strips: Strips
+    chosen: int | None = None
+
+
+@dataclass(frozen=True)
+class LaneRow:
+    """Lanes in detail. ids: of the lanes, first on top; note: which they are; chosen: the place of
+    the chosen one, or None."""
+
+    side: Side
+    name: str
+    ids: Sequence[str]
+    bars: Bars
+    note: str
+    chosen: int | None = None
+
+
+Row = CountRow | StripRow | LaneRow
+
+
+def phase_colour(phase: int, theme: Theme) -> str:
+    """One colour a phase, as in the timeline: prefill, decode, recomputing and swap."""
+    light = theme.template == "plotly_white"
+    return {
+        QUEUED: "#c3c7d1" if light else "#565b68",
+        PREFILL: theme.ok,
+        DECODE: "#8fa3b8" if light else "#74879c",
+        PREEMPTED: theme.preempt,
+        RECOMPUTING: theme.preempt,
+        SWAPPED: theme.swap,
+        RESTORING: theme.swap,
+    }[phase]
+
+
+def lanes_figure(rows: Sequence[Row], shown: tuple[float, float], theme: Theme) -> go.Figure:
+    """Rows over each other on one time axis, in seconds since the start, with one cursor."""
+    inner = sum(height_of(row) for row in rows) + GAP_PX * (len(rows) - 1)
+    canvas = _Canvas(inner, _legend(_phases_in(rows), theme))
+    for row in rows:
+        _title(canvas, row, theme)
+        if isinstance(row, CountRow):
+            _draw_counts(canvas, row, shown, theme)
+        elif isinstance(row, StripRow):
+            _draw_strips(canvas, row, theme)
+        else:
+            _draw_lanes(canvas, row, shown, theme)
+    layout = {
+        **_layout(inner, theme),
+        **canvas.axes,
+        "xaxis": _x_axis(shown, canvas.last_axis, theme),
+        "images": canvas.images,
+        "shapes": canvas.shapes,
+        "annotations": canvas.annotations,
+    }
+    return go.Figure({"data": canvas.traces, "layout": layout})
+
+
+def height_of(row: Row) -> int:
+    """Pixels of a row without its title."""
+    if isinstance(row, CountRow):
+        return COUNT_PX
+    if isinstance(row, StripRow):
+        return len(row.strips.sizes) * _strip_px(row)
+    return max(len(row.ids), 2) * LANE_PX
+
+
+def alt_text(rows: Sequence[Row], shown: tuple[float, float]) -> str:
+    """The picture in words: time, and per row what is in it."""
+    said = [f"Swim lanes of requests over time, {shown[0]:,.5g} to {shown[1]:,.5g} s."]
+    for row in rows:
+        who = f"Run {row.side} ({row.name})"
+        if isinstance(row, CountRow):
+            said.append(f"{who}, requests by phase: {phases_in_words(PHASES, row.counts)}.")
+        elif isinstance(row, StripRow):
+            said.append(
+                f"{who}: {len(row.strips.lanes):,} requests in {len(row.strips.sizes)} strips by arrival."
+            )
+        else:
+            total = np.bincount(
+                row.bars.phase, row.bars.stop_s - row.bars.start_s, minlength=len(PHASES)
+            )
+            spent = ", ".join(
+                f"{LABELS[p]} {seconds(float(total[p]))}"
+                for p in range(len(PHASES))
+                if total[p]
+            )
+            said.append(
+                f"{who}, {len(row.ids)} lanes in detail, {row.note}: {spent or 'nothing'}."
+            )
+    return " ".join(said)
+
+
+def harmless(text: str, longest: int = LONGEST_ID) -> str:
+    """A request's name without markup of Plotly, cut to so many characters."""
+    short = text if len(text) <= longest else f"{text[: longest - 5]}…{text[-4:]}"
+    return html.escape(" ".join(short.split())).replace("$", "&#36;")
+
+
+# ---- the pieces -------------------------------------------------------------------------------
+
+
+@dataclass
+class _Canvas:
+    """A figure's parts from top to bottom. inner: pixels of all rows; used: of those drawn."""
+
+    inner: int
+    traces: list[dict[str, Any]]
+    axes: dict[str, Any] = field(default_factory=dict)
+    images: list[dict[str, Any]] = field(default_factory=list)
+    shapes: list[dict[str, Any]] = field(default_factory=list)
+    annotations: list[dict[str, Any]] = field(default_factory=list)
+    used: int = 0
+
+    @property
+    def last_axis(self) -> str:
+        return f"y{len(self.axes)}" if len(self.axes) > 1 else "y"
+
+    def axis(self, height: int, settings: dict[str, Any]) -> str:
+        """Add a y axis of that many pixels below what there is; returns its name."""
+        top = self.inner - self.used
+        n = len(self.axes) + 1
+        self.axes[f"yaxis{'' if n == 1 else n}"] = {
+            "domain": [max(0.0, (top - height) / self.inner), min(1.0, top / self.inner)],
+            "anchor": "x",
+            "fixedrange": True,
+            "zeroline": False,
+            **settings,
+        }
+        self.used += height + GAP_PX
+        return self.last_axis
+
+
+def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
+    """A badge of the side, the run's name and what the row shows, above it."""
+    if isinstance(row, CountRow):
+        what = "requests by phase"
+    elif isinstance(row, StripRow):
+        what = _strip_note(row.strips)
+    else:
+        hidden = row.bars.num_hidden
+        what = row.note + (f"; {hidden:,} short stretches not drawn" if hidden else "")
+    badge = (
+        f"<span style='color:{theme.side(row.side)}'>{'■' if row.side == 'A' else '◧'}</span>"
+    )
+    canvas.annotations.append(
+        {
+            "text": f"{badge} <b>{row.side} · {html.escape(row.name)}</b>  <span style='color:{theme.muted}'>{what}</span>",
+            "showarrow": False,
+            "font": {"size": 12.5, "color": theme.text},
+            "xref": "paper",
+            "yref": "paper",
+            "x": 0,
+            "y": (canvas.inner - canvas.used) / canvas.inner,
+            "xanchor": "left",
+            "yanchor": "bottom",
+            "yshift": 2,
+            "align": "left",
+        }
+    )
+
+
+def _strip_note(strips: Strips) -> str:
+    num, most = len(strips.lanes), int(strips.sizes.max(initial=0))
+    if not num:
+        return "no request in this time"
+    if most <= 1:
+        return f"{num:,} requests by arrival, one a lane"
+    return (
+        f"{num:,} requests by arrival, {most:,} a strip: its height divides into their phases"
+    )
+
+
+def _draw_counts(
+    canvas: _Canvas, row: CountRow, shown: tuple[float, float], theme: Theme
+) -> None:
+    """Phases stacked on each other, with an unseen line that answers to the mouse."""
+    columns = row.counts.shape[1]
+    x = shown[0] + (np.arange(columns) + 0.5) * (shown[1] - shown[0]) / columns
+    axis = canvas.axis(
+        COUNT_PX, _scale(theme) | {"range": [0, max(row.top, 1) * 1.04], "nticks": 4}
+    )
+    for phase in STACK:
+        if not row.counts[phase].any():
+            continue
+        colour = phase_colour(phase, theme)
+        canvas.traces.append(
+            {
+                "type": "scatter",
+                "mode": "lines",
+                "x": x.astype(np.float32),
+                "y": row.counts[phase].astype(np.float32),
+                "yaxis": axis,
+                "stackgroup": f"{axis}",
+                "line": {"width": 0, "color": colour, "shape": "hvh"},
+                "fillcolor": colour,
+                **({"fillpattern": _hatch(theme)} if phase in (RECOMPUTING, RESTORING) else {}),
+                **_SILENT,
+            }
+        )
+    total = row.counts.sum(axis=0)
+    canvas.traces.append(
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": x.astype(np.float32),
+            "y": total.astype(np.float32),
+            "yaxis": axis,
+            "customdata": np.round(row.counts.T, 1).astype(np.float32),
+            "line": {
+                "width": 1,
+                "color": theme.side(row.side),
+                "dash": "solid" if row.side == "A" else "5px,2px",
+            },
+            "hovertemplate": f"<b>{row.side}</b> at %{{x:,.3f}} s: %{{y:,.1f}} requests<br>{_shares_template(np.asarray(row.counts.any(axis=1)), '', ',.1f')}<extra></extra>",
+            "showlegend": False,
+        }
+    )
+
+
+def _shares_template(there: np.ndarray, unit: str, form: str) -> str:
+    """A line per phase that occurs, of a hover text over customdata."""
+    return "<br>".join(
+        f"{LABELS[p]} %{{customdata[{p}]:{form}}}{unit}" for p in reversed(STACK) if there[p]
+    )
+
+
+def _draw_strips(canvas: _Canvas, row: StripRow, theme: Theme) -> None:
+    """The picture under the axes, and over it a coarse unseen map that answers to the mouse."""
+    strips = row.strips
+    num = len(strips.sizes)
+    ticks = np.unique(np.linspace(0, num, 5).astype(int))
+    labels = [f"{int(strips.bounds[t]) + 1:,}." if t < num else "" for t in ticks]
+    first = int(strips.lanes[0]) if len(strips.lanes) else 0
+    labels = [f"nr {first + int(strips.bounds[t]) + 1:,}" if t < num else "" for t in ticks]
+    settings = _scale(theme) | {
+        "range": [num, 0],
+        "tickvals": [float(t) for t in ticks],
+        "ticktext": labels,
+        "showgrid": False,
+    }
+    axis = canvas.axis(height_of(row), settings)
+    source = base64.b64encode(png(strips.index(), theme)).decode()
+    canvas.images.append(
+        {
+            "source": f"data:image/png;base64,{source}",
+            "xref": "x",
+            "yref": axis,
+            "x": strips.shown[0],
+            "y": 0,
+            "sizex": strips.shown[1] - strips.shown[0],
+            "sizey": num,
+            "xanchor": "left",
+            "yanchor": "top",
+            "sizing": "stretch",
+            "layer": "below",
+        }
+    )
+    canvas.traces.append(_strip_hover(row, first, axis))
+    if row.chosen is not None:
+        at = float(np.searchsorted(strips.bounds, row.chosen, "right")) - 0.5
+        canvas.traces.append(
+            {
+                "type": "scatter",
+                "mode": "markers",
+                "x": [strips.shown[0]],
+                "y": [at],
+                "yaxis": axis,
+                "marker": {"symbol": "triangle-right", "size": 11, "color": theme.text},
+                "cliponaxis": False,
+                "hovertemplate": "the chosen request<extra></extra>",
+                "showlegend": False,
+            }
+        )
+
+
+def _strip_hover(row: StripRow, first: int, axis: str) -> dict[str, Any]:
+    strips = row.strips
+    num, width = len(strips.sizes), (strips.shown[1] - strips.shown[0]) / HOVER_COLUMNS
+    share = np.round(strips.shares(HOVER_COLUMNS) * 100).astype(np.uint8).transpose(0, 2, 1)
+    who = np.stack([first + strips.bounds[:-1] + 1, first + strips.bounds[1:]], axis=1)
+    told = np.concatenate(
+        [
+            share.astype(np.int32),
+            np.repeat(who[:, None, :], HOVER_COLUMNS, axis=1).astype(np.int32),
+        ],
+        axis=2,
+    )
+    n = len(PHASES)
+    there = np.asarray(strips.mean.any(axis=(0, 2)))
+    return {
+        "type": "heatmap",
+        "x": (strips.shown[0] + (np.arange(HOVER_COLUMNS) + 0.5) * width).astype(np.float64),
+        "y": np.arange(num) + 0.5,
+        "z": np.where(share.any(axis=2), 0.0, np.nan).astype(np.float32),
+        "customdata": told,
+        "yaxis": axis,
+        "opacity": 0,
+        "showscale": False,
+        "hoverongaps": False,
+        "zmin": 0,
+        "zmax": 1,
+        "hovertemplate": f"<b>{row.side}</b> at %{{x:,.3f}} s<br>requests nr %{{customdata[{n}]:,}} to %{{customdata[{n + 1}]:,}} by arrival<br>{_shares_template(there, ' %', 'd')}<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def png(index: np.ndarray, theme: Theme) -> bytes:
+    """A raster [rows, columns] of phases as a PNG, first row on top; NOBODY is see-through."""
+    colours = b"".join(bytes.fromhex(phase_colour(p, theme)[1:]) for p in range(len(PHASES)))
+    image = Image.fromarray(index, "P")
+    image.putpalette(colours + bytes.fromhex(theme.ground[1:]))
+    out = io.BytesIO()
+    image.save(out, "PNG", compress_level=4, transparency=NOBODY, bits=4)
+    return out.getvalue()
+
+
+def _draw_lanes(
+    canvas: _Canvas, row: LaneRow, shown: tuple[float, float], theme: Theme
+) -> None:
+    """A bar a stretch, a trace a phase, cut at the shown time; a lane's name at the left."""
+    num = max(len(row.ids), 1)
+    names = [harmless(i) for i in row.ids]
+    if row.chosen is not None:
+        names[row.chosen] = f"<b>▸ {names[row.chosen]}</b>"
+    settings = _scale(theme) | {
+        "range": [num - 0.5, -0.5],
+        "tickvals": list(range(len(names))),
+        "ticktext": names,
+        "tickfont": {"size": 9, "color": theme.muted},
+        "showgrid": False,
+    }
+    axis = canvas.axis(height_of(row), settings)
+    bars = row.bars
+    full = np.array([harmless(i, 40) for i in row.ids], dtype=object)
+    for phase in range(len(PHASES)):
+        which = np.flatnonzero(bars.phase == phase)
+        if not len(which):
+            continue
+        start = np.maximum(bars.start_s[which], shown[0])
+        stop = np.minimum(bars.stop_s[which], shown[1])
+        lengths = bars.stop_s[which] - bars.start_s[which]
+        told = [
+            [full[p], f"{a:,.3f}", f"{b:,.3f}", seconds(float(n)) + (" so far" if o else "")]
+            for p, a, b, n, o in zip(
+                bars.place[which],
+                bars.start_s[which],
+                bars.stop_s[which],
+                lengths,
+                bars.is_open[which],
+                strict=True,
+            )
+        ]
+        canvas.traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": stop - start,
+                "base": start,
+                "y": bars.place[which].astype(np.int32),
+                "width": HEIGHTS[phase],
+                "yaxis": axis,
+                "customdata": told,
+                "marker": _fill(phase, theme),
+                "hovertemplate": f"<b>request %{{customdata[0]}}</b> in {row.side}<br>{LABELS[phase]}, %{{customdata[3]}}<br>from %{{customdata[1]}} to %{{customdata[2]}} s<extra></extra>",
+                "selected": {"marker": {"opacity": 1}},
+                "unselected": {"marker": {"opacity": 1}},
+                "showlegend": False,
+            }
+        )
+    if not len(bars.phase):
+        canvas.traces.append(
+            {"type": "scatter", "x": [None], "y": [None], "yaxis": axis, **_SILENT}
+        )
+    if row.chosen is not None:
+        canvas.shapes.append(
+            {
+                "type": "rect",
+                "xref": "paper",
+                "yref": axis,
+                "x0": 0,
+                "x1": 1,
+                "y0": row.chosen - 0.5,
+                "y1": row.chosen + 0.5,
+                "fillcolor": faded(theme.a, 0.16),
+                "line": {"width": 1, "color": theme.a},
+                "layer": "below",
+            }
+        )
+
+
+def _fill(phase: int, theme: Theme) -> dict[str, Any]:
+    hatched = phase in (RECOMPUTING, RESTORING)
+    return {
+        "color": phase_colour(phase, theme),
+        "line": {"width": 0},
+        "pattern": _hatch(theme) if hatched else {},
+    }
+
+
+def _hatch(theme: Theme) -> dict[str, Any]:
+    return {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": theme.ground}
+
+
+def _phases_in(rows: Sequence[Row]) -> list[int]:
+    """Phases that occur in any row, in the order of a request's life."""
+    there = np.zeros(len(PHASES), dtype=bool)
+    for row in rows:
+        if isinstance(row, CountRow):
+            there |= row.counts.any(axis=1)
+        elif isinstance(row, StripRow):
+            there |= row.strips.mean.any(axis=(0, 2))
+        else:
+            there[row.bars.phase] = True
+    return [p for p in range(len(PHASES)) if there[p]]
+
+
+def _legend(phases: Sequence[int], theme: Theme) -> list[dict[str, Any]]:
+    """An entry a phase, hatched where its bars are."""
+    return [
+        {
+            "type": "bar",
+            "x": [None],
+            "y": [None],
+            "name": LABELS[phase],
+            "marker": _fill(phase, theme),
+            "hoverinfo": "skip",
+            "showlegend": True,
+        }
+        for phase in phases
+    ]
+
+
+def _scale(theme: Theme) -> dict[str, Any]:
+    return {
+        "tickfont": {"size": 10.5, "color": theme.muted},
+        "gridcolor": theme.grid,
+        "tickformat": ",~r",
+        "rangemode": "tozero",
+    }
+
+
+def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
+    return {
+        "template": theme.template,
+        "paper_bgcolor": _CLEAR,
+        "plot_bgcolor": _CLEAR,
+        "font": {
+            "family": '"Source Sans", "Source Sans Pro", Arial, sans-serif',
+            "color": theme.text,
+            "size": 12,
+        },
+        "height": inner_px + TOP_PX + BOTTOM_PX,
+        "margin": {"l": LEFT_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        "hovermode": "closest",
+        "hoverdistance": 30,
+        "spikedistance": -1,
+        "hoverlabel": {
+            "font": {"size": 12, "color": theme.text},
+            "bgcolor": theme.ground,
+            "bordercolor": theme.muted,
+            "align": "left",
+        },
+        "dragmode": "zoom",
+        "barmode": "overlay",
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "font": {"size": 12},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        "modebar": {"bgcolor": _CLEAR, "color": theme.muted, "activecolor": theme.text},
+    }
+
+
+def _x_axis(shown: tuple[float, float], anchor: str, theme: Theme) -> dict[str, Any]:
+    return {
+        "title": {
+            "text": "Time since the start (s)",
+            "font": {"size": 12, "color": theme.muted},
+            "standoff": 6,
+        },
+        "range": list(shown),
+        "anchor": anchor,
+        "tickformat": ",~r",
+        "tickfont": {"size": 11, "color": theme.muted},
+        "gridcolor": theme.grid,
+        "zeroline": False,
+        "showspikes": True,
+        "spikemode": "across",
+        "spikesnap": "cursor",
+        "spikethickness": 1,
+        "spikedash": "solid",
+        "spikecolor": theme.muted,
+    }
+
+
+def _strip_px(row: StripRow) -> int:
+    """Pixels of a strip on the screen: half of the picture's, more where there are few."""
+    num = max(len(row.strips.sizes), 1)
+    return max(STRIP_PX // 2, min(160 // num, 2 * STRIP_PX))

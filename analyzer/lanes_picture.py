@@ -1,0 +1,239 @@
+"""A part of a run's swim lanes, worked out for so many pixels: strips, counts, lanes in detail.
+
+It knows sizes of pictures, and no Plotly, page or name of a request. What comes back is as large as
+the picture, whatever the number of requests.
+
+Strips: requests that touch the shown time, by arrival, in equal buckets; each strip's height divides
+into the phases that its requests are in at that time. With one request a strip it is a plain lane.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from analyzer.lanes import (
+    DECODE,
+    PHASES,
+    PREEMPTED,
+    PREFILL,
+    QUEUED,
+    RECOMPUTING,
+    RESTORING,
+    SUFFERED,
+    SWAPPED,
+    Lanes,
+)
+from analyzer.look import Side
+
+COLUMNS = 900  # pixels of a picture; a screen shows about as many
+STRIPS = 40
+STRIP_PX = 10  # of the picture, which is drawn at half its height
+HOVER_COLUMNS = 75
+COUNT_COLUMNS = 300
+MOST_BARS = 5_000  # of all detail lanes of a side
+STACK = (DECODE, PREFILL, RECOMPUTING, RESTORING, SWAPPED, PREEMPTED, QUEUED)  # lowest first
+NOBODY = len(PHASES)  # palette index of empty ground
+
+
+@dataclass(frozen=True, eq=False)
+class Strips:
+    """Lanes of one run in buckets. mean [strips, phases, columns]: requests in each phase, averaged
+    over a column's time; bounds [strips + 1]: strip i holds the shown lanes bounds[i]:bounds[i + 1];
+    lanes: those lanes, by arrival; shown: the time."""
+
+    mean: np.ndarray
+    bounds: np.ndarray
+    lanes: np.ndarray
+    shown: tuple[float, float]
+
+    @property
+    def sizes(self) -> np.ndarray:
+        return np.diff(self.bounds)
+
+    def counts(self, columns: int) -> np.ndarray:
+        """Requests in each phase over time. [phases, columns]; columns divides the picture's."""
+        total = self.mean.sum(axis=0)
+        return np.asarray(total.reshape(len(PHASES), columns, -1).mean(axis=2))
+
+    def shares(self, columns: int) -> np.ndarray:
+        """Share of each strip's requests in each phase. [strips, phases, columns], 0 to 1."""
+        parts = self.mean.reshape(*self.mean.shape[:2], columns, -1).mean(axis=3)
+        return np.asarray(parts / np.maximum(self.sizes, 1)[:, None, None])
+
+    def index(self, strip_px: int = STRIP_PX) -> np.ndarray:
+        """The picture: [strips * strip_px, columns] palette indices, the first arrival on top.
+
+        What a preemption brings has at least one pixel wherever it happened.
+        """
+        share = self.mean / np.maximum(self.sizes, 1)[:, None, None]
+        edge = np.rint(np.cumsum(share[:, STACK, :], axis=1) * strip_px)
+        level = np.arange(strip_px)[None, :, None]
+        picture = np.full((len(share), strip_px, share.shape[2]), NOBODY, np.uint8)
+        for place in reversed(range(len(STACK))):
+            picture[level < edge[:, place, None, :]] = STACK[place]
+        for phase in SUFFERED:
+            seen = (picture == phase).any(axis=1)
+            unseen = (share[:, phase, :] > 0) & ~seen
+            strip, column = np.nonzero(unseen)
+            top = np.clip(edge[strip, -1, column].astype(np.int64) - 1, 0, strip_px - 1)
+            picture[strip, top, column] = phase
+        return picture[:, ::-1].reshape(-1, share.shape[2])
+
+
+def strips(
+    lanes: Lanes,
+    shown: tuple[float, float],
+    *,
+    num_strips: int = STRIPS,
+    columns: int = COLUMNS,
+) -> Strips:
+    """The lanes that touch a stretch of time, in at most so many strips of equal size."""
+    alive = lanes.alive(shown)
+    num = max(min(num_strips, len(alive)), 1)
+    bounds = np.linspace(0, len(alive), num + 1).astype(np.int64)
+    index, owner = lanes.intervals_of(alive)
+    strip = np.repeat(np.arange(num), np.diff(bounds))
+    row = strip[owner] * len(PHASES) + lanes.phase[index]
+    mean = _mean_in_cells(
+        row, lanes.start_s[index], lanes.stop_s[index], shown, num * len(PHASES), columns
+    )
+    return Strips(mean.reshape(num, len(PHASES), columns), bounds, alive, shown)
+
+
+def _mean_in_cells(
+    row: np.ndarray,
+    start: np.ndarray,
+    stop: np.ndarray,
+    shown: tuple[float, float],
+    rows: int,
+    columns: int,
+) -> np.ndarray:
+    """How many intervals of each row hold each column on average. [rows, columns], float32.
+
+    An interval adds its length within the first and the last column that it touches, and 1 to all
+    columns between, which a running sum fills in.
+    """
+    scale = columns / (shown[1] - shown[0])
+    left = np.clip((start - shown[0]) * scale, 0.0, columns)
+    right = np.clip((stop - shown[0]) * scale, 0.0, columns)
+    inside = right > left
+    if not inside.all():
+        row, left, right = row[inside], left[inside], right[inside]
+    first = np.minimum(left.astype(np.int64), columns - 1)
+    last = np.minimum(right.astype(np.int64), columns - 1)
+    base = row * columns
+    size = rows * columns
+    spans = first < last
+    within = np.where(spans, first + 1 - left, right - left)
+    found = np.bincount(base + first, weights=within, minlength=size)
+    base, first, last, right = base[spans], first[spans], last[spans], right[spans]
+    found += np.bincount(base + last, weights=right - last, minlength=size)
+    change = np.bincount(base + first + 1, minlength=size).astype(np.float64)
+    change -= np.bincount(base + last, minlength=size)
+    whole = np.cumsum(change.reshape(rows, columns), axis=1)
+    return (found.reshape(rows, columns) + whole).astype(np.float32)
+
+
+# ---- lanes in detail ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Bars:
+    """Intervals of a few lanes as they are drawn. place: which of the lanes (0, 1, ...); phase;
+    start_s, stop_s; is_open: it had not ended when the run did; num_hidden: shorter ones that were
+    left out as there are too many. All [k]."""
+
+    place: np.ndarray
+    phase: np.ndarray
+    start_s: np.ndarray
+    stop_s: np.ndarray
+    is_open: np.ndarray
+    num_hidden: int
+
+
+def bars(
+    lanes: Lanes, which: np.ndarray, shown: tuple[float, float], most: int = MOST_BARS
+) -> Bars:
+    """Intervals of these lanes within a stretch of time; above `most`, the longest, what a
+    preemption brings before all others.
+
+    which [lanes]: the number of lanes stands for a request that the run does not have.
+    """
+    there = np.flatnonzero(which < lanes.num_lanes)
+    index, owner = lanes.intervals_of(which[there])
+    owner = there[owner]
+    start, stop = lanes.start_s[index], lanes.stop_s[index]
+    inside = np.flatnonzero((start <= shown[1]) & (stop >= shown[0]))
+    if len(inside) > most:
+        rank = np.where(np.isin(lanes.phase[index[inside]], SUFFERED), 1e12, 0.0)
+        rank += stop[inside] - start[inside]
+        kept = np.sort(inside[np.argpartition(-rank, most)[:most]])
+    else:
+        kept = inside
+    lane = which[owner[kept]]
+    return Bars(
+        place=owner[kept],
+        phase=lanes.phase[index[kept]],
+        start_s=start[kept],
+        stop_s=stop[kept],
+        is_open=lanes.is_open[lane] & (stop[kept] >= lanes.end_s[lane]),
+        num_hidden=len(inside) - len(kept),
+    )
+
+
+def worth_a_look(
+    runs: Mapping[Side, Lanes],
+    same: Mapping[Side, np.ndarray],
+    shown: tuple[float, float],
+    limit: int,
+    chosen: int | None = None,
+) -> tuple[np.ndarray, str]:
+    """At most `limit` requests to draw in detail, by arrival, and in words why these.
+
+    Requests are numbered in a way that all runs share: same[side] [requests] is the lane of each, the
+    number of lanes for one that the run does not have. chosen: a request to draw with its neighbours.
+    Where more touch the shown time: the neighbours of the chosen one, else those that spent most of
+    it preempted, swapped or on their way back, in either run; else those that were queued longest.
+    """
+    num = len(next(iter(same.values())))
+    touches = np.zeros(num, dtype=bool)
+    waited, queued = np.zeros(num), np.zeros(num)
+    arrival = np.full(num, np.inf)
+    for side, lanes in runs.items():
+        alive = lanes.alive(shown)
+        request = np.full(lanes.num_lanes + 1, num)
+        request[same[side]] = np.arange(num)
+        who = request[alive]
+        alive, who = alive[who < num], who[who < num]
+        touches[who] = True
+        seconds = lanes.seconds_in(alive, shown)
+        np.add.at(waited, who, seconds[:, SUFFERED].sum(axis=1))
+        np.add.at(queued, who, seconds[:, QUEUED])
+        arrival[who] = np.minimum(arrival[who], lanes.arrival_s[alive])
+    found = np.flatnonzero(touches)
+    found = found[np.argsort(arrival[found], kind="stable")]
+    if len(found) <= limit:
+        return found, f"all {len(found):,} requests of the shown time"
+    of = f"of {len(found):,} in the shown time"
+    if chosen is not None and touches[chosen]:
+        at = int(np.flatnonzero(found == chosen)[0])
+        begin = min(max(at - limit // 2, 0), len(found) - limit)
+        return found[begin : begin + limit], f"the chosen request and its neighbours, {of}"
+    rank, why = (
+        (waited, "that were preempted longest")
+        if waited.any()
+        else (queued, "that were queued longest")
+    )
+    order = np.lexsort((arrival[found], -rank[found]))[:limit]
+    return found[np.sort(order)], f"the {limit} {why}, {of}"
+
+
+def phases_in_words(names: Sequence[str], counts: np.ndarray) -> str:
+    """'decode up to 41, queued up to 112': the most requests in each phase. counts [phases, columns]."""
+    tops = counts.max(axis=1) if counts.size else np.zeros(len(names))
+    return ", ".join(
+        f"{name} up to {top:,.0f}" for name, top in zip(names, tops, strict=True) if top >= 0.5
+    )
