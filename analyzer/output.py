@@ -14,6 +14,17 @@ from pathlib import Path
 from traces.errors import SettingsError
 
 
+def check_suffix(out: Path, known: tuple[str, ...]) -> str:
+    """The suffix in small letters. Raises SettingsError for one that is not known."""
+    kind = out.suffix.lower()
+    if kind not in known:
+        raise SettingsError(
+            f"{out.name}: {f'{kind!r} is' if kind else 'no suffix is'} no kind of file that is written here. "
+            f"End the name in {', '.join(known[:-1])} or {known[-1]}."
+        )
+    return kind
+
+
 def write_whole(out: Path, data: bytes) -> None:
     """Write the bytes; whoever reads `out` sees the old file or the whole new one.
 

@@ -17,7 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from analyzer import browser, report_words
-from analyzer.output import write_whole
+from analyzer.output import check_suffix, write_whole
 from analyzer.report_contents import Ask, Contents, gather
 from analyzer.report_evidence import evidence, made_with
 from analyzer.report_figures import (
@@ -30,7 +30,6 @@ from analyzer.report_figures import (
     timeline_picture,
 )
 from analyzer.run import Run
-from traces.errors import SettingsError
 
 SUFFIXES = (".html", ".png", ".pdf")
 TEMPLATES = Path(__file__).parent / "templates"
@@ -66,17 +65,6 @@ def make(contents: Contents, kind: str) -> bytes:
     if kind == ".png":
         return browser.to_png(card(contents), CARD_PX, CARD_SCALE)
     return html(contents).encode()
-
-
-def check_suffix(out: Path, known: tuple[str, ...]) -> str:
-    """The suffix in small letters. Raises SettingsError for one that is not known."""
-    kind = out.suffix.lower()
-    if kind not in known:
-        raise SettingsError(
-            f"{out.name}: {f'{kind!r} is' if kind else 'no suffix is'} no kind of file that is written here. "
-            f"End the name in {', '.join(known[:-1])} or {known[-1]}."
-        )
-    return kind
 
 
 def html(contents: Contents, *, paper: bool = False) -> str:

@@ -7,7 +7,14 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from analyzer.look import Side
+    from analyzer.run import Run
 
 
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -34,15 +41,35 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     )
     parser.add_argument("--anyway", action="store_true", help="compare different workloads too")
     parser.set_defaults(run=report)
+    _add_export(commands)
+
+
+def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "export",
+        help="a recording, or two, as a Perfetto trace, Parquet, CSV or zip",
+        description="Writes FILE.perfetto-trace (for ui.perfetto.dev), one table as .parquet or .csv, or all tables as .zip.",
+    )
+    parser.add_argument("a", metavar="DIR", help="folder or zip of a recording")
+    parser.add_argument("b", metavar="DIR_B", nargs="?", help="a second one beside it")
+    parser.add_argument(
+        "--out", required=True, type=Path, help="FILE.perfetto-trace, .parquet, .csv or .zip"
+    )
+    parser.add_argument(
+        "--table",
+        default="steps",
+        help="of a .parquet or .csv: steps (default), events, requests, blocks or preemptions",
+    )
+    parser.add_argument("--range", metavar="FROM:TO", help="seconds to export; all by default")
+    parser.set_defaults(run=export)
 
 
 def report(arguments: argparse.Namespace) -> int:
     """Write the report; returns the exit code 0. Raises KVReplayError."""
     from analyzer import browser
-    from analyzer.report import SUFFIXES, check_suffix, write_report
+    from analyzer.output import check_suffix
+    from analyzer.report import SUFFIXES, write_report
     from analyzer.report_contents import Ask, parse_range
-    from analyzer.run import Run
-    from traces.recording import open_recording
 
     # What can be wrong without reading a recording is said before it is read.
     if check_suffix(arguments.out, SUFFIXES) != ".html":
@@ -55,14 +82,41 @@ def report(arguments: argparse.Namespace) -> int:
         arguments.seed,
         arguments.anyway,
     )
-    with open_recording(arguments.a) as a:
-        if arguments.b is None:
-            out = write_report(arguments.out, Run("", a), None, ask)
-        else:
-            with open_recording(arguments.b) as b:
-                out = write_report(arguments.out, Run("", a), Run("", b), ask)
-    _say_written(out)
+    with _runs(arguments) as runs:
+        write_report(arguments.out, runs["A"], runs.get("B"), ask)
+    _say_written(arguments.out)
     return 0
+
+
+def export(arguments: argparse.Namespace) -> int:
+    """Write the trace or the data; returns the exit code 0. Raises KVReplayError."""
+    from analyzer.exports import SUFFIXES, write_export
+    from analyzer.output import check_suffix
+    from analyzer.report_contents import parse_range
+
+    check_suffix(arguments.out, SUFFIXES)
+    part = parse_range(arguments.range)
+    with _runs(arguments) as runs:
+        notes = write_export(arguments.out, runs, part, arguments.table)
+    _say_written(arguments.out)
+    for note in notes:
+        print(f"note: {note}")
+    return 0
+
+
+@contextmanager
+def _runs(arguments: argparse.Namespace) -> Iterator[dict[Side, Run]]:
+    """The recordings that were named, opened. Raises RecordingError."""
+    from analyzer.run import Run
+    from traces.recording import open_recording
+
+    with ExitStack() as stack:
+        paths = {"A": arguments.a, "B": arguments.b}
+        yield {
+            side: Run("", stack.enter_context(open_recording(path)))  # type: ignore[misc]
+            for side, path in paths.items()
+            if path is not None
+        }
 
 
 def _say_written(out: Path) -> None:
