@@ -213,10 +213,19 @@ def _by_retractions(evidence: Evidence) -> Preemptions | None:
     copies += sum(
         int(c) - 1 for e in events if isinstance(c := e.values.get("copies", 1), int | float)
     )
-    how = f"{len(events)} retractions" + (
+    num = _events(events)
+    how = f"{num:,} retractions" + (
         f", {copies} copies by other TP ranks left out" if copies else ""
     )
-    return replace(_from_events(events, count, how), logged=len(events))
+    return replace(_from_events(events, count, how), logged=num)
+
+
+def _events(notices: Sequence[Notice]) -> int:
+    """How many events these tell of: one may stand for many that were not kept."""
+    return sum(
+        int(n) if isinstance(n := e.values.get("events", 1), int | float) else 1
+        for e in notices
+    )
 
 
 def _by_swaps(evidence: Evidence) -> Preemptions | None:
@@ -225,7 +234,8 @@ def _by_swaps(evidence: Evidence) -> Preemptions | None:
     if not events or warned:
         return None
     tokens = 0
-    found = _from_events(events, len(events), f"{len(events)} swaps out")
+    num = _events(events)
+    found = _from_events(events, num, f"{num:,} swaps out")
     return replace(found, recomputed_low=tokens, recomputed_high=tokens, recomputed_kind=KNOWN)
 
 
@@ -288,7 +298,8 @@ def _by_warnings(evidence: Evidence, ranks: Sequence[Series]) -> Preemptions | N
         groups[_process(notice)].append(notice)
     counts = {k: [n.count for n in g if n.count is not None] for k, g in groups.items()}
     if not any(counts.values()):
-        return _from_events(warned, len(warned), f"{len(warned)} lines report one each")
+        num = _events(warned)
+        return _from_events(warned, num, f"{num:,} lines report one each")
     every = (
         V0_EVERY if all((c - 1) % V0_EVERY == 0 for cs in counts.values() for c in cs) else 1
     )

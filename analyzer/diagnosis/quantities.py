@@ -180,6 +180,9 @@ class Quantities:
 
     @cached_property
     def imbalance(self) -> Imbalance | None:
+        models = {f.value for f in self.evidence.facts if f.name == "model" and f.rank is not None}
+        if len(models) > 1:
+            return None  # what runs for one model cannot run for another
         return find_imbalance([s for s in self.ranks if s.rank is not None], self.pool)
 
     @cached_property
@@ -228,6 +231,12 @@ class Quantities:
                 if tokens and usage > max(best[1] if best else 0.0, float(tokens[1])):
                     best = (name.split()[0], usage, float(tokens[1]), i)
         return best
+
+    @cached_property
+    def summed(self) -> bool:
+        """Whether samples sum up several ranks: their usage is a mean, and says of no rank that it has room."""
+        ranks = self.main.col("num_ranks") if self.main is not None else np.array([])
+        return bool((ranks > 1).any()) and len(self.ranks) == 1
 
     @cached_property
     def full_frac(self) -> float:

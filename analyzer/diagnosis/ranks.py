@@ -41,13 +41,21 @@ class Imbalance:
 
     @property
     def uneven(self) -> bool:
-        """One rank near full or queueing while others have at least half of their pool free."""
-        busy = (
-            self.usage.get(self.busiest, 0.0) >= BUSY_FRAC
-            or self.waiting.get(self.busiest, 0) > 0
-        )
-        others = [u for r, u in self.usage.items() if r != self.busiest]
-        return busy and bool(others) and float(np.median(others)) <= IDLE_FRAC
+        """One rank near full or queueing while at least half of the others have half of their pool free and no
+        queue. Where nobody says how full pools are: half of its running at most."""
+        queue = self.waiting.get(self.busiest, 0)
+        if not (self.usage.get(self.busiest, 0.0) >= BUSY_FRAC or queue > 0):
+            return False
+        others = [r for r in self.usage if r != self.busiest]
+        known = any(self.usage.values())
+        least = self.running[self.busiest] / 2
+        free = [
+            r
+            for r in others
+            if self.waiting[r] == 0
+            and (self.usage[r] <= IDLE_FRAC if known else self.running[r] <= least)
+        ]
+        return bool(others) and 2 * len(free) >= len(others)
 
 
 def _last(values: np.ndarray) -> float:

@@ -38,10 +38,14 @@ CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of who
 MAY_STAND_BETWEEN = ("notes", "prometheus")  # readers of lines that are pasted among a log's
 DAY_S = 86_400.0
 # lines of flags and remarks of people that stand among a log's lines and say what it does not
+# what a report says that bears on every answer
+_TELL = re.compile(
+    r"^Lines of several engines|samples were read; of|is longer than \d+ MiB|cut off"
+)
 _FLAGS = re.compile(
     r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b"
     r"|(?i:\b(?:device|[gn]pu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;\d]{0,20}\b0(?:\.0)?\s?%"
-    r"|(?i:\b\d+ (?:parallel|concurrent|simultaneous) (?:requests|clients|users|connections|prompts)\b)"
+    r"|(?i:\b\d+ (?:parallel|concurrent|simultaneous)\b)|(?i:\b\d[\d,]*k? (?:prompt|input|output|generated) tokens\b)"
     r"|(?i:\bblock[ _-]size \d+\b)",
     re.M,
 )
@@ -384,8 +388,7 @@ def _notes(parts: list[Part], engines: Counter[str]) -> list[str]:
         said = "; ".join(f"{name}: {engine}" for name, engine in of.items())
         notes.append(f"The sources are of different engines ({said})")
     for part in parts:
-        several = [n for n in part.report.notes if n.startswith("Lines of several engines")]
-        notes += [f"{part.report.name}: {n}" for n in several]
+        notes += [f"{part.report.name}: {n}" for n in part.report.notes if _TELL.search(n)]
         if not part.report.recognised:
             notes.append(
                 f"{part.report.name}: none of its {part.report.num_lines} lines is known; it may be of other "

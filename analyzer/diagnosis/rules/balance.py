@@ -17,9 +17,17 @@ def find_imbalance(q: Quantities) -> Finding | None:
     total = sum(i.running.values())
     share = i.shares[-1] if i.shares else 0.0
     rate = q.preemptions.per_s
+    known = q.has("usage")
+    holds = f"holds {percent(i.usage[i.busiest])} of its pool with" if known else "has"
+    others = [u for r, u in i.usage.items() if r != i.busiest]
+    rest = (
+        f"{times(len(i.idle), 'rank')} of {len(i.usage)} idle"
+        if i.idle or not known
+        else f"the others at {percent(min(others))} to {percent(max(others))}"
+    )
     text = (
-        f"rank {i.busiest} holds {percent(i.usage[i.busiest])} of its pool with {i.running[i.busiest]} running and "
-        f"{i.waiting[i.busiest]} waiting, {times(len(i.idle), 'rank')} of {len(i.usage)} idle"
+        f"rank {i.busiest} {holds} {i.running[i.busiest]} running and "
+        f"{i.waiting[i.busiest]} waiting, {rest}"
     )
     proofs = [
         Proof(

@@ -64,7 +64,10 @@ def find_hybrid(q: Quantities) -> Finding | None:
                 "the model's layer types, or usage at two concurrencies",
             ),
         ),
-        {"fixed_tokens_per_request": round(extra)},
+        {
+            "fixed_tokens_per_request": round(extra),
+            "safe_concurrency": int((pool.tokens or 0) / held.tokens),
+        },
     )
 
 

@@ -408,6 +408,49 @@ def find_alone(q: Quantities) -> Finding | None:
     )
 
 
+def find_refused_for_pool(q: Quantities) -> Finding | None:
+    """The block manager refused a prompt that is longer than the whole pool (V0)."""
+    said = [n for n in q.evidence.all_notices("request_refused") if n.values.get("why")]
+    if not said:
+        return None
+    sizes = [int(v) for n in said if isinstance(v := n.values.get("prompt_tokens"), int)]
+    most = f"a prompt of {max(sizes):,} tokens" if sizes else "a prompt"
+    bound = min(sizes) if sizes else None
+    pool = (
+        f"the pool's {q.pool.tokens:,} tokens"
+        if q.pool.tokens
+        else f"the pool, which holds fewer than {bound:,} tokens"
+        if bound
+        else "the pool"
+    )
+    return Finding(
+        "OVERSIZE_REQUEST",
+        "high",
+        f"{most[0].upper()}{most[1:]} is longer than {pool}: it can never run here, and the engine refuses it.",
+        (
+            Proof(
+                f"{times(len(said), 'prompt')} refused as above the capacity of the block manager",
+                {"refused": len(said), "prompt_tokens": max(sizes) if sizes else None},
+                tuple(n.at for n in said[:3]),
+            ),
+        ),
+        (
+            Step(
+                "more memory for the pool: fewer or smaller weights, more devices, fp8 KV, a higher gpu_memory_utilization",
+                f"at least {max(sizes):,} tokens of KV" if sizes else "the prompt fits",
+                {"pool_tokens": max(sizes) if sizes else None},
+            ),
+            *present(_limit_step(q.pool.tokens) if q.pool.tokens else None),
+        ),
+        ("swap space, watermark: the prompt alone is longer than the pool",),
+        (),
+        ()
+        if q.pool.tokens
+        else (Missing("the size of the pool", "the start-up line '# GPU blocks'"),),
+        {"shortfall_tokens": max(sizes) - q.pool.tokens} if sizes and q.pool.tokens else {},
+    )
+
+
 def find_stated_oversize(q: Quantities) -> Finding | None:
     """A stated or refused length that no block count here can hold."""
     servable = _servable(q)
@@ -490,6 +533,17 @@ RULES = (
         "vllm#39734, #45388, ascend#17074",
         None,
         (*OTHER_CAUSES, "RESERVATION_BLOCKED", "CAPACITY_PREEMPTION"),
+    ),
+    Rule(
+        "refused-by-pool",
+        "OVERSIZE_REQUEST",
+        24,
+        ("notices",),
+        find_refused_for_pool,
+        "V0's block manager refuses a prompt that needs more blocks than there are.",
+        "vllm#2198, #7878; vllm/core/scheduler.py (V0)",
+        None,
+        (*OTHER_CAUSES,),
     ),
     Rule(
         "did-not-start",

@@ -108,6 +108,8 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
             look,
         )
     waiting = series.waiting[np.isfinite(series.waiting)]
+    if q.summed and len(waiting) and waiting.max() > 0:
+        return None  # a rank may be full although the mean is not
     full_for_one = q.held is not None and q.held.frac * (q.held.running + 1) > 1
     if len(waiting) and np.median(waiting) > 0 and not full_for_one:
         text = f"{np.median(waiting):.0f} wait although there is room"
@@ -141,6 +143,54 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
             (step,),
         )
     return None
+
+
+def find_refused(q: Quantities) -> Finding | None:
+    """Requests were refused for their length, and nothing else is wrong."""
+    refused = [n for n in q.evidence.all_notices("request_refused") if not n.values.get("why")]
+    calm = q.main is None or ((q.max_usage or 0.0) < FREE_FRAC and not _anyone_waits(q))
+    if not refused or not calm or q.preemptions.some:
+        return None
+    first = refused[0]
+    asked = first.values.get("prompt_tokens") or first.values.get("asked_tokens")
+    limit = first.values.get("limit_tokens")
+    said = (
+        f" ({asked:,} tokens against a limit of {limit:,})"
+        if isinstance(asked, int) and isinstance(limit, int)
+        else ""
+    )
+    text = f"{times(len(refused), 'request')} refused for the length{said}, before any block was taken"
+    knob = "--max-model-len"
+    if isinstance(limit, int) and (q.number("max_model_len") or limit + 1) > limit:
+        knob = "--max-num-batched-tokens, or chunked prefill (where the limit is that of a step), or --max-model-len"
+    return Finding(
+        "NOT_KV",
+        "medium",
+        f"Not KV: {text}.",
+        (
+            Proof(
+                text[0].upper() + text[1:],
+                {"refused": len(refused), "limit_tokens": limit},  # type: ignore[dict-item]  # an integer, as grammars read it
+                tuple(n.at for n in refused[:3]),
+            ),
+        ),
+        (
+            Step(
+                f"a higher {knob}, or shorter prompts",
+                "the request is taken",
+            ),
+        ),
+        ("gpu_memory_utilization, swap space: no block was asked for",),
+        (),
+        ()
+        if q.main is not None
+        else (Missing("whether others wait", "statistics lines around the refusal"),),
+    )
+
+
+def _anyone_waits(q: Quantities) -> bool:
+    waiting = q.main.waiting if q.main is not None else np.array([])
+    return bool(np.nansum(waiting) > 0)
 
 
 def find_device_memory(q: Quantities) -> Finding | None:
@@ -308,7 +358,15 @@ def find_no_pressure(q: Quantities) -> Finding | None:
         tuple(steps) or (Step("nothing", "there is room"),),
         (),
         inferred,
-        (Missing("how long the requests grow", "their max output tokens"),) if ahead else (),
+        (
+            Missing("how long the requests grow", "their max output tokens"),
+            Missing(
+                "what came after the last line",
+                "the lines that follow, or that none followed: statistics that stop at the wall are a fault",
+            ),
+        )
+        if ahead
+        else (),
     )
 
 
@@ -330,6 +388,9 @@ def find_insufficient(q: Quantities) -> Finding | None:
         ):
             if not q.has(kind):
                 missing.append(Missing(kind, line))
+    if q.summed:
+        settle = "the same lines without --aggregate-engine-logging, or /metrics (label engine)"
+        missing.insert(0, Missing("the load of each rank (the usage is a mean)", settle))
     if q.full_sample is not None and q.preemptions.kind != KNOWN:
         missing.insert(0, counter(q))
     if not q.has("pool"):
@@ -398,6 +459,17 @@ RULES = (
         "A stop, a slowdown or a queue while the pool had room all the time excludes KV.",
         "dynamo#4087, vllm#23444, sglang#26248",
         exclude_not_kv,
+        ("NO_PRESSURE_YET",),
+    ),
+    Rule(
+        "refused-for-length",
+        "NOT_KV",
+        121,
+        ("notices",),
+        find_refused,
+        "A request that is longer than a limit is refused before it takes a block; alone it is no sign of pressure.",
+        "vllm#13209, #13370, #525",
+        None,
         ("NO_PRESSURE_YET",),
     ),
     Rule(

@@ -43,6 +43,8 @@ def find_reservation(q: Quantities) -> Finding | None:
     refused = q.evidence.all_notices("out_of_blocks")
     if refused:
         return _refused_blocks(q)
+    if (budget := _budget_taken(q)) is not None:
+        return budget
     if not (_no_evict(q) or q.engine in RESERVING):
         return None
     if q.other_pool is not None and q.other_pool[1] >= ROOM_FRAC:
@@ -129,6 +131,49 @@ def find_reservation(q: Quantities) -> Finding | None:
         ),
         missing,
         facts,
+    )
+
+
+def _budget_taken(q: Quantities) -> Finding | None:
+    """A router that budgets prompt + longest output: what its batch may take, against the pool."""
+    reserved, pool, series = q.number("reserved_tokens"), q.pool.tokens, q.main
+    if not reserved or not pool or series is None or reserved > pool or q.has("usage"):
+        return None
+    running, waiting = series.running[-1], series.waiting[-1]
+    if not (waiting > 0 and running > 0):
+        return None
+    each = reserved / running
+    if reserved + each <= pool:
+        return None
+    fact = q.fact("reserved_tokens")
+    return Finding(
+        "RESERVATION_BLOCKED",
+        "high" if waiting > running else "medium",
+        f"The budget is set aside: {running:.0f} running requests may take {reserved:,.0f} of {pool:,} tokens "
+        f"({percent(reserved / pool)}), and {waiting:.0f} wait.",
+        (
+            Proof(
+                f"{reserved:,.0f} tokens for {running:.0f} requests are {each:,.0f} each, prompt and longest output; {pool - reserved:,.0f} are left",
+                {"reserved_tokens": reserved, "pool_tokens": pool, "waiting": float(waiting)},
+                (*series.lines(len(series) - 1), *((fact.at,) if fact and fact.at else ())),
+            ),
+        ),
+        (
+            Step(
+                "lower max_new_tokens of the requests, or what they may ask for at most (--max-total-tokens)",
+                "less is set aside for each, more run",
+            ),
+            Step("a larger --max-batch-total-tokens, where memory is left", "more fit at once"),
+        ),
+        ("--max-concurrent-requests: it only makes the queue longer",),
+        (),
+        (
+            Missing(
+                "what is really written",
+                "prompt and generated tokens of requests (tgi_request_input_length, tgi_request_generated_tokens)",
+            ),
+        ),
+        {"reserved_tokens": int(reserved), "reserved_tokens_per_request": round(each)},
     )
 
 

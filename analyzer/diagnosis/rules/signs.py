@@ -14,6 +14,7 @@ from traces.evidence.evidence import Line, Notice
 STEADY_FRAC = 0.6  # share of the samples with prompts from which they flow without a break
 MIN_FLOW_FRAC = 0.3  # below it prompts are rare
 ROOM_FRAC = 0.9  # below it there is room for those that wait
+TRACEBACK_LINES = 60
 FREE_FRAC = 0.9  # below it the pool had room all the time
 MOSTLY = 0.8  # share of the lines that are prompt batches while the queue is being admitted
 MIN_QUEUED_FRAC = (
@@ -58,7 +59,7 @@ class Waiters:
 def waiters(q: Quantities) -> Waiters | None:
     """A queue before a pool with room, for at least half of the samples that have a queue; or None."""
     series = q.main
-    if series is None:
+    if series is None or q.summed:
         return None
     at = series.valid(series.usage, series.waiting)
     queued = at[series.waiting[at] > 0]
@@ -234,7 +235,17 @@ def ending_faults(q: Quantities) -> list[Notice]:
     ]
     series = q.main
     if series is None:
-        return [n for n in said if n.kind == "fatal" or _SEVERE.search(what_it_says(n))]
+        ends = [
+            *q.evidence.all_notices("preemption", "swap_out"),
+            *(n for n in said if n.kind == "fatal"),
+        ]
+        return [
+            n
+            for n in said
+            if n.kind == "fatal"
+            or _SEVERE.search(what_it_says(n))
+            or any(_soon_after(n, end) for end in ends)
+        ]
     made = series.valid(series.generation)
     made = made[series.generation[made] > 0]
     if not len(made):
@@ -245,6 +256,12 @@ def ending_faults(q: Quantities) -> list[Notice]:
         for n in said
         if (n.t_s >= last - 1.0 if n.t_s is not None and np.isfinite(last) else _after(n, at))
     ]
+
+
+def _soon_after(notice: Notice, end: Notice) -> bool:
+    """Whether an error stands within the lines of one traceback after something that ends an engine or tries it."""
+    same = notice.at.source == end.at.source
+    return same and 0 <= notice.at.number - end.at.number <= TRACEBACK_LINES
 
 
 def _after(notice: Notice, at: Line) -> bool:

@@ -127,9 +127,9 @@ GRAMMARS: tuple[Grammar, ...] = (
         "",
         ("Error", "Exception"),
         "the last line of a traceback",
-        pattern=r"(?:^|\] |: )(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)(?:: |$)",
+        pattern=r"(?:^|\] |: )(?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)(?:: |\(['\"]|$)",
         notice="fault",
-        values={"what": what(r"((?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)(?::.*|$))")},
+        values={"what": what(r"((?:[a-z_][\w.]*\.)?[A-Z]\w*(?:Error|Exception)(?:[:(].*|$))")},
         examples=("AssertionError: block table is empty",),
     ),
 )

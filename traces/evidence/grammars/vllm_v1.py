@@ -68,6 +68,22 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "v1-dump",
+        "vllm",
+        "v1-engine",
+        "SchedulerStats(",
+        "LMCache#1844; dump_input.py, when a step fails",
+        pattern=r"kv_cache_usage=[\d.e-]+",
+        sample={
+            "num_running": integer(r"num_running_reqs=(\d+)"),
+            "num_waiting": integer(r"num_waiting_reqs=(\d+)"),
+            "kv_usage_frac": number(r"[( ]kv_cache_usage=([\d.]+(?:e-?\d+)?)"),
+        },
+        examples=(
+            "(EngineCore_DP0 pid=356) ERROR 10-21 10:17:30 [dump_input.py:79] Dumping scheduler stats: SchedulerStats(num_running_reqs=46, num_waiting_reqs=67, step_counter=0, current_wave=0, kv_cache_usage=0.28077918125095114, prefix_cache_stats=PrefixCacheStats(reset=False, requests=0, queries=0, hits=0))",
+        ),
+    ),
+    Grammar(
         "v1-transfer",
         "vllm",
         "v1-engine",
