@@ -71,11 +71,11 @@ def compare_all(
     """Each of the others against `a`, in the given order; arguments and errors as for `compare`."""
     limits = [check_comparable(a, b, anyway=anyway) for b in others]
     figures_a = summarize(a)
-    noise_a, estimated_a = _noise(a), _estimated(a)
+    noise_a, estimated_a = _noise(a), estimated_figures(a)
     found = []
     for b, limit in zip(others, limits, strict=True):
         figures_b = summarize(b)
-        estimated = {"A": estimated_a, "B": _estimated(b)}
+        estimated = {"A": estimated_a, "B": estimated_figures(b)}
         clocks = (a.meta.clock, b.meta.clock)
         finished, shared = _num_pairs(a.requests, b.requests)
         reasons = few_requests(finished, shared) | _unlike_costs(a, b, estimated)
@@ -107,7 +107,7 @@ def _noise(run: Recording) -> float | None:
     return step_noise_frac(run) if run.meta.clock == "measured" else None
 
 
-def _estimated(run: Recording) -> frozenset[str]:
+def estimated_figures(run: Recording) -> frozenset[str]:
     return frozenset({"preemption_cost_s"} if is_cost_estimated(run) else ())
 
 
@@ -296,6 +296,11 @@ def _flat(a: dict[str, Any], b: dict[str, Any]) -> dict[str, tuple[Any, Any]]:
         else:
             flat[key] = (value, b[key])
     return flat
+
+
+def flat_figures(figures: dict[str, Any]) -> dict[str, Any]:
+    """Figures as from `summarize` under the names that `Comparison.table` has: "ttft_s p99"."""
+    return {metric: value for metric, (value, _) in _flat(figures, figures).items()}
 
 
 def _minus(b: Any, a: Any) -> Any:

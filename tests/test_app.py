@@ -101,6 +101,51 @@ def test_two_recordings_are_shown_with_verdict_cards_and_timeline(
     assert [line["name"] for line in shares["data"]] == ["A · recompute", "B · swap"]
 
 
+def test_a_recording_alone_is_shown_by_itself(store: Store, tmp_path: Path) -> None:
+    (a,) = link(store, write_pair(tmp_path)[0])
+
+    app = open_page(source="Recordings", a=a)
+
+    assert not app.exception
+    assert not app.error
+    assert [e.value for e in app.title] == ["A recompute"]
+    figure, shares = charts(app)
+    titles = " ".join(note["text"] for note in figure["layout"]["annotations"])
+    assert "KV blocks in use" in titles
+    assert "Difference" not in titles
+    assert [line["name"] for line in shares["data"]] == ["A · recompute"]
+    assert any("Give a second one" in e.value for e in app.info)
+
+
+def test_a_third_run_is_drawn_and_judged_beside_both(store: Store, tmp_path: Path) -> None:
+    (a, b), (c, _) = (
+        link(store, *write_pair(tmp_path / "x")),
+        link(store, *write_pair(tmp_path / "y")),
+    )
+
+    app = open_page(source="Recordings", a=a, b=b, c=c)
+
+    assert not app.exception
+    assert not app.error
+    assert [e.value for e in app.title] == ["A recompute against B swap and C recompute"]
+    figure, shares = charts(app)
+    names = {line.get("name") for line in figure["data"]}
+    assert {"KV blocks · A", "KV blocks · B", "KV blocks · C"} <= names
+    assert [line["name"][:1] for line in shares["data"]] == ["A", "B", "C"]
+    (figures,) = (t.value for t in app.dataframe if "C is" in t.value.columns)
+    assert list(figures["C"]) == list(figures["A"])
+
+
+def test_a_recording_is_taken_out_and_the_next_moves_up(store: Store, tmp_path: Path) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(source="Recordings", a=a, b=b)
+
+    app.get_by_key("take_out_a").click().run()
+
+    assert not app.exception
+    assert [e.value for e in app.title] == ["A swap"]
+
+
 def test_a_range_in_the_link_is_the_range_of_the_axis(store: Store, tmp_path: Path) -> None:
     a, b = link(store, *write_pair(tmp_path))
 
@@ -580,7 +625,7 @@ def test_two_replays_wait_for_one_compiler_and_a_cancelled_one_never_simulates(
     workload, choice = samples.load(samples.names()[0]), Choice({}, {})
 
     def work(report: Any, cancelled: Any) -> tuple[str, str]:
-        return replay.replay_both(workload, choice, store, report, cancelled)
+        return replay.replay_sides(workload, choice, store, report, cancelled)
 
     jobs = [Job(work, {"A": Progress(), "B": Progress()}).start() for _ in range(2)]
     for _ in range(1000):

@@ -5,12 +5,16 @@ It reads downward: verdict, cards, timeline, figures, where the numbers come fro
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import streamlit as st
 
 from analyzer.compare import Comparison
+from analyzer.look import Side
 from analyzer.pages.parts import shell
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.outcome import (
+    alone_section,
     cards_section,
     delta_section,
     notes_section,
@@ -32,22 +36,30 @@ def page() -> None:
 
 
 def _body(opened: Opened) -> None:
-    """Verdict, cards, timeline, figures of the pair."""
-    a, b = opened.a, opened.b
+    """Verdict, cards, timeline, figures of what is shown; without a verdict where A is alone."""
     if opened.source == "trace" and not opened.is_previous:
-        _machine_section(b)
-    found = opened.found
-    verdict_section(found)
-    if opened.source != "recordings":
-        _press_section(found, b, opened.source)
-    refused_section(found, a, b)
-    cards_section(found)
-    notes_section(found)
-    timeline_section(opened.key, {"A": a, "B": b})
-    ttft_section(a, b, theme())
-    st.subheader("All figures", anchor=False)
-    delta_section(found)
-    _about(a, b)
+        _machine_section(opened.b)
+    alone = len(opened.runs) == 1
+    found, third = (None, None) if alone else (opened.found, opened.found_third)
+    if found is None:
+        st.info(
+            "One recording, shown by itself. Give a second one in the side bar to compare.",
+            icon=":material/add:",
+        )
+        alone_section(opened.a)
+    else:
+        verdict_section(found, third)
+        if opened.source != "recordings":
+            _press_section(found, opened.b, opened.source)
+        cards_section(found, third)
+        notes_section(found)
+    refused_section(opened.runs)
+    timeline_section(opened.key, opened.runs)
+    ttft_section(opened.runs, theme())
+    if found is not None:
+        st.subheader("All figures", anchor=False)
+        delta_section(found, third)
+    _about(opened.runs)
 
 
 def _press_section(found: Comparison, run: Run, source: str) -> None:
@@ -84,15 +96,15 @@ def _machine_section(run: Run) -> None:
     )
 
 
-def _about(a: Run, b: Run) -> None:
+def _about(runs: Mapping[Side, Run]) -> None:
     """Where the numbers come from."""
     lines = []
-    if a.is_simulated or b.is_simulated:
+    if any(run.is_simulated for run in runs.values()):
         lines.append(
             "Times are modelled from the model's shape and the device's preset; decisions (who is admitted, preempted, "
             "finished at which step) follow vLLM's V1 scheduler. vLLM V1 preempts by recompute, and by offload with a connector: swap and cheapest are ours."
         )
-    for side, run in (("A", a), ("B", b)):
+    for side, run in runs.items():
         version = run.meta.software.get("kv_replay", "")
         lines.append(
             f"{side}: {run.recording.label}, contract {run.meta.schema_version}, written by {run.meta.executor or 'an unknown engine'} {version}, "

@@ -179,7 +179,7 @@ def test_another_mode_is_chosen_replayed_and_explained(page: Watched) -> None:
     page.page.get_by_role("combobox", name="B preempts by").first.click()
     page.page.get_by_role("option", name="cheapest", exact=True).click()
 
-    page.page.get_by_role("button", name="Apply and replay both").click()
+    page.page.get_by_role("button", name="Apply and replay").click()
     page.page.wait_for_function(
         "() => document.body.innerText.includes('A recompute against B cheapest')",
         timeout=COMPILE_MS,

@@ -32,7 +32,7 @@ def _bars() -> None:
     if job.wait(0.0):
         st.rerun()
     with st.container(border=True, key="replaying"):
-        st.markdown("**Replaying both sides.** What is shown below is still the last result.")
+        st.markdown("**Replaying.** What is shown below is still the last result.")
         for side, progress in job.progress.items():
             st.progress(progress.done_frac, text=f"{side}: {progress.text or 'waiting'}")
         if st.button("Cancel", key="cancel_job"):
@@ -47,6 +47,5 @@ def _ended(job: Job) -> None:
     if job.error is not None:
         say_error(job.error)
     elif job.result is not None:
-        a, b = job.result
-        state.show_pair(PairRef(f"run:{a}", f"run:{b}"), job.made_from)
+        state.show_pair(PairRef(*(f"run:{id_}" for id_ in job.result)), job.made_from)
         st.rerun()

@@ -6,20 +6,22 @@ It knows labels, units and what fits into a card. Every figure and judgement com
 from __future__ import annotations
 
 import html
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 import streamlit as st
 
-from analyzer.compare import Comparison, compare
+from analyzer.compare import Comparison, compare, estimated_figures, flat_figures
 from analyzer.figures import CONFIG, shares_below
 from analyzer.judging import TOLERANCE_FRAC
 from analyzer.latency import request_latency
 from analyzer.look import Side, Theme, seconds, three_digits
 from analyzer.pages.parts.messages import plain
 from analyzer.run import Run, run_names
+from analyzer.summary import missing_figures, summarize
 from analyzer.words import (
     label,
     percent,
@@ -31,6 +33,7 @@ from analyzer.words import (
 )
 
 POINTS = 800  # of a curve of shares
+_SIDE_B = re.compile(r"\bB\b")
 COST = "preemption_cost_s"
 CARDS = (
     ("duration_s", "Duration", "From the first arrival to the end of the last step."),
@@ -67,23 +70,44 @@ def compared(key: str, _a: Run, _b: Run) -> Comparison:
     return compare(_a.recording, _b.recording)
 
 
-def verdict_section(found: Comparison) -> None:
-    """The sentence with its condition, and what each side spent."""
+def verdict_section(found: Comparison, third: Comparison | None = None) -> None:
+    """The sentence with its condition, and what each side spent; third: A against C."""
     with st.container(key="verdict", border=True):
         st.markdown(f"**{plain(found.verdict.text)}**")
         if found.verdict.why:
             st.markdown(plain(found.verdict.why))
+        if third is not None:
+            st.markdown(f"**{plain(as_third(third.verdict.text))}**")
 
 
-def cards_section(found: Comparison) -> None:
-    """Six figures of B, each with A's, the change, and a word for it."""
-    table = {row["metric"]: row for row in found.table.iter_rows(named=True)}
+def as_third(sentence: str) -> str:
+    """A verdict on B against A, said of the run in place C."""
+    return _SIDE_B.sub("C", sentence)
+
+
+def cards_section(found: Comparison, third: Comparison | None = None) -> None:
+    """Six figures of B, each with A's, the change, and a word for it; with C's where there is one."""
+    rows = {row["metric"]: row for row in found.table.iter_rows(named=True)}
+    more = {row["metric"]: row for row in third.table.iter_rows(named=True)} if third else {}
     cards = "".join(
-        _card(found, table[metric], title, explained) for metric, title, explained in CARDS
+        _card(found, rows[metric], title, explained, third, more.get(metric))
+        for metric, title, explained in CARDS
     )
     st.html(
         f'<section class="kv-cards" aria-label="Six figures of run B against run A">{cards}</section>'
     )
+
+
+def alone_section(a: Run) -> None:
+    """Six figures of one recording that is looked at by itself."""
+    rows = flat_figures(_summarized(a.ref, a.stamp, a))
+    unseen, guessed = missing_figures(a.meta), estimated_figures(a.recording)
+    cards = "".join(
+        f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
+        f'<p class="kv-b">{html.escape(show_figure(metric, rows.get(metric), unseen, guessed))}</p></article>'
+        for metric, title, explained in CARDS
+    )
+    st.html(f'<section class="kv-cards" aria-label="Six figures of run A">{cards}</section>')
 
 
 def _shown(found: Comparison, side: Side, metric: str, value: float | None) -> str:
@@ -94,7 +118,19 @@ def _shown(found: Comparison, side: Side, metric: str, value: float | None) -> s
     return show_figure(metric, value, unseen, guessed)
 
 
-def _card(found: Comparison, row: dict[str, Any], title: str, explained: str) -> str:
+@st.cache_resource(max_entries=6, show_spinner=False)
+def _summarized(ref: str, stamp: str, _run: Run) -> dict[str, Any]:
+    return summarize(_run.recording)
+
+
+def _card(
+    found: Comparison,
+    row: dict[str, Any],
+    title: str,
+    explained: str,
+    third: Comparison | None,
+    third_row: dict[str, Any] | None,
+) -> str:
     """One card. Markup is ours alone: numbers and fixed words, nothing from a file."""
     metric, verdict = row["metric"], row["verdict"] or ""
     tone = {"better": "good", "worse": "bad"}.get(verdict, "even")
@@ -102,7 +138,20 @@ def _card(found: Comparison, row: dict[str, Any], title: str, explained: str) ->
         f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
         f'<p class="kv-b"><span class="kv-side">B</span>{_shown(found, "B", metric, row["b"])}</p>'
         f'<p class="kv-a"><span class="kv-side">A</span>{_shown(found, "A", metric, row["a"])}</p>'
-        f'<p class="kv-change kv-{tone}">{html.escape(_change(row))}</p></article>'
+        f'<p class="kv-change kv-{tone}">{html.escape(_change(row))}</p>'
+        f"{_third_line(third, third_row)}</article>"
+    )
+
+
+def _third_line(found: Comparison | None, row: dict[str, Any] | None) -> str:
+    """C's figure and its change against A; "" where there is no third run."""
+    if found is None or row is None:
+        return ""
+    value = _shown(found, "B", row["metric"], row["b"])
+    tone = {"better": "good", "worse": "bad"}.get(row["verdict"] or "", "even")
+    return (
+        f'<p class="kv-a"><span class="kv-side">C</span>{value} '
+        f'<span class="kv-change kv-{tone}">{html.escape(_change(row))}</span></p>'
     )
 
 
@@ -121,8 +170,8 @@ def _change(row: dict[str, Any]) -> str:
     return f"{arrow} {percent(abs(row['delta_frac']))} {word}".strip()
 
 
-def delta_section(found: Comparison) -> None:
-    """All figures of A and B with change, interval and judgement."""
+def delta_section(found: Comparison, third: Comparison | None = None) -> None:
+    """All figures of A and B with change, interval and judgement; and C's with its judgement."""
     rows = found.table
     shown = pl.DataFrame(
         {
@@ -140,6 +189,15 @@ def delta_section(found: Comparison) -> None:
             "B is": [_judged(r) for r in rows.iter_rows(named=True)],
         }
     )
+    if third is not None:
+        by_metric = {r["metric"]: r for r in third.table.iter_rows(named=True)}
+        theirs = [by_metric.get(m) for m in rows["metric"]]
+        shown = shown.with_columns(
+            pl.Series(
+                "C", [_shown(third, "B", r["metric"], r["b"]) if r else "" for r in theirs]
+            ),
+            pl.Series("C is", [_judged(r) if r else "" for r in theirs]),
+        )
     st.dataframe(
         shown,
         hide_index=True,
@@ -148,7 +206,8 @@ def delta_section(found: Comparison) -> None:
             "Figure": st.column_config.TextColumn(width="medium"),
             **{
                 name: st.column_config.TextColumn(alignment="right")
-                for name in shown.columns[1:-1]
+                for name in shown.columns[1:]
+                if not name.endswith(" is")
             },
         },
         alt="Figures of run A and run B with their differences",
@@ -186,9 +245,9 @@ def _interval(row: dict[str, Any]) -> str:
     return f"{show(row['metric'], row['low'])} to {show(row['metric'], row['high'])}"
 
 
-def ttft_section(a: Run, b: Run, theme: Theme) -> None:
+def ttft_section(runs: Mapping[Side, Run], theme: Theme) -> None:
     """How long requests of each side waited for their first token: all of them, not one quantile."""
-    samples: dict[Side, np.ndarray] = {"A": _ttft(a), "B": _ttft(b)}
+    samples: dict[Side, np.ndarray] = {side: _ttft(run) for side, run in runs.items()}
     if not any(len(found) for found in samples.values()):
         return
     said = [
@@ -198,7 +257,7 @@ def ttft_section(a: Run, b: Run, theme: Theme) -> None:
     ]
     st.subheader("Time to first token, all requests", anchor=False)
     st.plotly_chart(
-        shares_below(samples, "TTFT at most", run_names({"A": a, "B": b}), theme),
+        shares_below(samples, "TTFT at most", run_names(runs), theme),
         theme=None,
         key="ttft",
         config={**CONFIG, "displayModeBar": False},
@@ -214,16 +273,17 @@ def _ttft(run: Run) -> np.ndarray:
     return np.quantile(found, np.linspace(0, 1, POINTS), method="lower")
 
 
-def refused_section(found: Comparison, a: Run, b: Run) -> None:
+def refused_section(runs: Mapping[Side, Run]) -> None:
     """A warning for each side that refused requests, with the first reason."""
-    for side, run, figures in (("A", a, found.a), ("B", b, found.b)):
-        if not figures["num_refused"]:
+    for side, run in runs.items():
+        num_refused = int((run.requests["status"].cast(pl.String) == "refused").sum())
+        if not num_refused:
             continue
         reasons = run.events.filter(pl.col("kind").cast(pl.String) == "refuse")[
             "reason"
         ].drop_nulls()
         first = f" The first: {reasons[0]}" if len(reasons) else ""
-        share = f"{figures['num_refused']:,} of {figures['num_requests']:,}"
+        share = f"{num_refused:,} of {run.requests.height:,}"
         st.warning(
             plain(f"{side} refused {share} requests, which can never run in its pool.{first}")
         )

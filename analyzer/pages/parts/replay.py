@@ -1,4 +1,4 @@
-"""A workload and two sides' settings -> two recordings on disk; the bridge from page to engine.
+"""A workload and each side's settings -> recordings on disk; the bridge from page to engine.
 
 It knows how to name a run by what made it, so that the same question is answered from disk. The
 engine is imported when a run is asked for, never when a page opens.
@@ -23,7 +23,6 @@ from traces.errors import SettingsError
 from traces.schema import CLOSED_FILE, SCHEMA_VERSION
 from traces.workload import Workload
 
-SIDES = ("A", "B")
 COMPILING = "compiling the simulator, once for this machine, a minute or so: {:.0f} s"
 
 
@@ -49,7 +48,7 @@ def check(choice: Choice) -> None:
     """Raise the engine's SettingsError for values that do not fit together, side named."""
     from engine.config import EngineSettings
 
-    for side, settings in zip(SIDES, (choice.a, choice.b), strict=True):
+    for side, settings in choice.sides.items():
         try:
             EngineSettings(**{**settings, "seed": choice.shape.seed})
         except SettingsError as error:
@@ -65,20 +64,20 @@ def shaped(workload: Workload, shape: Shape) -> Workload:
     return workload.scale_rate(shape.rate_scale)
 
 
-def replay_both(
+def replay_sides(
     workload: Workload, choice: Choice, store: Store, report: Report, cancelled: Cancelled
-) -> tuple[str, str]:
-    """Simulate both sides; returns the ids of their recordings in the store.
+) -> tuple[str, ...]:
+    """Simulate each side; returns the ids of their recordings in the store, A first.
 
     Raises what the engine raises: SettingsError, WorkloadError.
     """
     asked = shaped(workload, choice.shape)
     ids = [
         _replay(asked, settings, side, choice.shape.seed, store, report, cancelled)
-        for side, settings in zip(SIDES, (choice.a, choice.b), strict=True)
+        for side, settings in choice.sides.items()
     ]
     store.forget_old_runs()
-    return ids[0], ids[1]
+    return tuple(ids)
 
 
 def run_id(workload: Workload, settings: Mapping[str, Any], seed: int) -> str:

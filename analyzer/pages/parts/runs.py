@@ -23,13 +23,15 @@ SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
 @dataclass(frozen=True)
 class PairRef:
-    """References of the runs in the places A and B."""
+    """References of the runs in the places A, B and C; "" for none. A alone is one recording looked
+    at by itself."""
 
     a: str
-    b: str
+    b: str = ""
+    c: str = ""
 
     def swapped(self) -> PairRef:
-        return PairRef(self.b, self.a)
+        return PairRef(self.b, self.a, self.c)
 
 
 def sample_pairs() -> dict[str, PairRef]:

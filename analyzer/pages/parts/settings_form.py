@@ -43,20 +43,29 @@ class Shape:
 
 @dataclass(frozen=True)
 class Choice:
-    """What Apply gives: engine settings of A and B by name, and how the requests are shaped."""
+    """What Apply gives: engine settings of A, B and where there is one C by name, and how the
+    requests are shaped."""
 
     a: Mapping[str, Any]
     b: Mapping[str, Any]
     shape: Shape = field(default_factory=Shape)
+    c: Mapping[str, Any] | None = None
+
+    @property
+    def sides(self) -> dict[str, Mapping[str, Any]]:
+        """Side -> its settings, A first."""
+        return {"A": self.a, "B": self.b, **({"C": self.c} if self.c is not None else {})}
 
 
 @dataclass(frozen=True)
 class Start:
-    """What the panel starts from. a: A's settings; differs: those of B that are not A's."""
+    """What the panel starts from. a: A's settings; differs: those of B that are not A's; third:
+    the preemption mode of C, which is set like A else; "" for no third run."""
 
     a: Mapping[str, Any]
     differs: Mapping[str, Any]
     shape: Shape = field(default_factory=Shape)
+    third: str = ""
 
 
 # ---- what the panel starts from -------------------------------------------------------------------
@@ -82,10 +91,12 @@ def engine_settings(recorded: Mapping[str, Any], known: Sequence[str]) -> dict[s
     return {**found, "cost_overrides": overrides}
 
 
-def start_from(a: Mapping[str, Any], b: Mapping[str, Any], preset: str) -> None:
-    """Let the panel of that preset show these settings; before it is drawn."""
+def start_from(
+    a: Mapping[str, Any], b: Mapping[str, Any], preset: str, third: str = ""
+) -> None:
+    """Let the panel of that preset show these settings; before it is drawn. third: C's mode."""
     differs = {k: v for k, v in b.items() if k not in a or a[k] != v}
-    _keep(Start(a, differs, Shape(seed=int(a.get("seed") or 0))), preset)
+    _keep(Start(a, differs, Shape(seed=int(a.get("seed") or 0)), third), preset)
     _turn_over()
 
 
@@ -94,7 +105,7 @@ def exchange_sides() -> None:
     for preset, start in st.session_state.get(_STARTS, {}).items():
         b = {**start.a, **start.differs}
         back = {k: start.a.get(k) for k in start.differs}
-        _keep(Start(b, back, start.shape), preset)
+        _keep(Start(b, back, start.shape, start.third), preset)
     _turn_over()
 
 
@@ -106,7 +117,7 @@ def set_pool(num_gpu_blocks: int, preset: str) -> None:
             k: v for k, v in start.differs.items() if k not in ("num_gpu_blocks", "kv_tokens")
         }
         pool = {"num_gpu_blocks": num_gpu_blocks, "kv_tokens": None}
-        _keep(Start({**start.a, **pool}, differs, start.shape), preset)
+        _keep(Start({**start.a, **pool}, differs, start.shape, start.third), preset)
         _turn_over()
 
 
@@ -144,9 +155,8 @@ def settings_form(
     )
     with st.form("settings", border=False):
         a, differs = _first_fields(start, choices, preset)
-        pressed = st.form_submit_button(
-            "Apply and replay both", type="primary", width="stretch"
-        )
+        third = _third_field(start, choices, preset)
+        pressed = st.form_submit_button("Apply and replay", type="primary", width="stretch")
         shape = start.shape
         if all_settings:
             for title, group in _offered(defaults).items():
@@ -165,8 +175,9 @@ def settings_form(
     base = one_pool({**defaults, **start.a, **a}, a)
     other = one_pool({**base, **differs}, differs)
     if pressed:
-        _keep(Start(base, differs, shape), preset)
-    return Choice(_with_link(base), _with_link(other), shape), pressed
+        _keep(Start(base, differs, shape, third), preset)
+    c = _with_link({**base, MODE: third}) if third else None
+    return Choice(_with_link(base), _with_link(other), shape, c), pressed
 
 
 def _offered(known: Mapping[str, Any]) -> dict[str, list[Setting]]:
@@ -205,6 +216,22 @@ def _first_fields(
     if a["num_gpu_blocks"] is None and a["kv_tokens"] is None:
         st.caption("Pool: what the model leaves of the device's memory.")
     return a, {MODE: modes["b"]}
+
+
+def _third_field(start: Start, choices: Choices, preset: str) -> str:
+    """The preemption mode of a third run; "" for none."""
+    options = ("", *choices[MODE])
+    return str(
+        st.selectbox(
+            "C, a third run, preempts by",
+            options,
+            index=options.index(start.third) if start.third in options else 0,
+            format_func=lambda mode: mode or "no third run",
+            key=_key("c", MODE, preset),
+            help="Set like A but for this; drawn beside both.",
+        )
+        or ""
+    )
 
 
 def _hidden_words(defaults: Mapping[str, Any], start: Start) -> None:

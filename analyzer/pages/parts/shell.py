@@ -24,7 +24,7 @@ from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.keys import keys_section
 from analyzer.pages.parts.messages import guarded, say_error
 from analyzer.pages.parts.outcome import compared
-from analyzer.pages.parts.replay import check, engine_choices, replay_both
+from analyzer.pages.parts.replay import check, engine_choices, replay_sides
 from analyzer.pages.parts.runs import PairRef, load, sample_pairs
 from analyzer.pages.parts.settings_form import (
     Choice,
@@ -48,8 +48,9 @@ _SOURCE = "source_now"
 
 @dataclass(frozen=True)
 class Opened:
-    """The pair on the page, loaded. key: names both runs' content, for caches; pair: what was
-    asked for; source: "sample", "trace" or "recordings"; is_sample: nothing was given yet;
+    """What is on the page, loaded. key: names the runs' content, for caches; pair: what was
+    asked for; b: A again where that is alone;
+    c: a third run or None; source: "sample", "trace" or "recordings"; is_sample: nothing was given yet;
     is_previous: of a source given before, for want of a result of this one."""
 
     key: str
@@ -59,15 +60,30 @@ class Opened:
     source: str
     is_sample: bool
     is_previous: bool
+    c: Run | None = None
+
+    @property
+    def runs(self) -> dict[Side, Run]:
+        """Side -> run, A first."""
+        found: dict[Side, Run] = {"A": self.a}
+        if self.pair.b:
+            found["B"] = self.b
+        return found if self.c is None else {**found, "C": self.c}
 
     def run(self, side: Side) -> Run:
-        """The run in place A or B."""
-        return self.a if side == "A" else self.b
+        """The run in that place. Raises KeyError where there is no third run."""
+        return self.runs[side]
 
     @property
     def found(self) -> Comparison:
-        """The comparison of both, worked out once per content. Raises CompareError."""
+        """A against B, worked out once per content; A against itself where it is alone. Raises
+        CompareError."""
         return compared(self.key, self.a, self.b)
+
+    @property
+    def found_third(self) -> Comparison | None:
+        """A against C, None where there is no third run. Raises CompareError."""
+        return None if self.c is None else compared(f"{self.key}\0C", self.a, self.c)
 
 
 def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
@@ -106,7 +122,7 @@ def draw(body: Callable[[Opened], None], title: str = "") -> None:
                 icon=":material/hourglass_empty:",
             )
             return
-        header(opened.a, opened.b, opened.pair, title, opened.is_sample, opened.is_previous)
+        header(opened.runs, opened.pair, title, opened.is_sample, opened.is_previous)
         body(opened)
 
 
@@ -123,9 +139,11 @@ def open_pair() -> Opened | None:
         ref = sample_pairs().get(sample_name())
         if ref is None:
             return None
-    a, b = load(ref.a, store), load(ref.b, store)
-    key = f"{ref.a}\0{ref.b}\0{a.stamp}\0{b.stamp}"
-    return Opened(key, ref, a, b, source, is_sample, is_previous(source))
+    a = load(ref.a, store)
+    b = load(ref.b, store) if ref.b else a
+    c = load(ref.c, store) if ref.c else None
+    key = f"{ref.a}\0{ref.b}\0{ref.c}\0{a.stamp}\0{b.stamp}\0{c.stamp if c else ''}"
+    return Opened(key, ref, a, b, source, is_sample, is_previous(source), c)
 
 
 def link_to(path: str, label: str, icon: str | None = None, **query: str | None) -> None:
@@ -198,8 +216,9 @@ def _follow_link(store: Store, preset: str, names: list[str]) -> None:
     if not state.opened_by_link() or ref is None:
         return
     with guarded():
-        a, b = (load(r, store).meta.settings for r in (ref.a, ref.b))
-        start_from(engine_settings(a, names), engine_settings(b, names), preset)
+        a, b = (load(r, store).meta.settings for r in (ref.a, ref.b or ref.a))
+        third = str(load(ref.c, store).meta.preemption_mode or "") if ref.c else ""
+        start_from(engine_settings(a, names), engine_settings(b, names), preset, third)
 
 
 def _sample_settings(name: str) -> dict[str, Any]:
@@ -212,8 +231,8 @@ def _start(ref: TraceRef, workload: Workload, choice: Choice, store: Store) -> N
     if (running := state.job()) is not None:
         running.cancel()
     job = Job(
-        lambda report, cancelled: replay_both(workload, choice, store, report, cancelled),
-        {"A": Progress(), "B": Progress()},
+        lambda report, cancelled: replay_sides(workload, choice, store, report, cancelled),
+        {side: Progress() for side in choice.sides},
         made_from=ref.key,
     )
     state.set_job(job.start())

@@ -21,6 +21,7 @@ from traces import samples
 from traces.errors import FileError
 
 SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
+PLACES = "abc"
 LOCAL = "Runs on your machine; nothing leaves it."
 
 
@@ -63,7 +64,9 @@ def is_previous(source: str) -> bool:
         return ref is None or pair is None or state.made_from() != ref.key
     if source == "recordings":
         sides = _sides()
-        return pair is None or sides not in ([pair.a, pair.b], [pair.b, pair.a])
+        if pair is None:
+            return True
+        return sides not in ([pair.a, pair.b, pair.c], [pair.b, pair.a, pair.c])
     return False
 
 
@@ -71,8 +74,9 @@ def _sides() -> list[str]:
     """The chosen recordings, "" where none is chosen; those of a link until others are chosen."""
     pair = state.shown_pair()
     if pair and pair.a.startswith("file:") and "side_a" not in st.session_state:
-        st.session_state["side_a"], st.session_state["side_b"] = pair.a, pair.b
-    return [str(st.session_state.get(f"side_{s}") or "") for s in "ab"]
+        for side, ref in zip(PLACES, (pair.a, pair.b, pair.c), strict=True):
+            st.session_state[f"side_{side}"] = ref
+    return [str(st.session_state.get(f"side_{s}") or "") for s in PLACES]
 
 
 def _sample_inputs() -> None:
@@ -110,12 +114,12 @@ def _trace_inputs(store: Store) -> None:
 
 
 def _recording_inputs(store: Store) -> None:
-    given = _uploader("recordings", "Drop two recordings (A, then B)", True)
+    given = _uploader("recordings", "Drop one to three recordings (A, B, C)", True)
     if given:
-        for side, upload in zip("ab", given[:2], strict=False):
+        for side, upload in zip(_places_for(len(given)), given, strict=False):
             _set_side(side, _spool(store, upload))
         _close_uploader("recordings")
-    for side in "ab":
+    for side in PLACES:
         path = _path_input(f"path_{side}", f"or {side.upper()}: folder or zip on this machine")
         chosen = choose_rank(side, path)
         if chosen is not None:
@@ -169,22 +173,57 @@ def _use_trace(entry: Entry) -> None:
     state.set_trace(TraceRef(entry.id))
 
 
+def _places_for(num_given: int) -> str:
+    """Where dropped recordings go: several fill the places from A on, one the first free place."""
+    free = [place for place, ref in zip(PLACES, _sides(), strict=True) if not ref]
+    return free[0] if num_given == 1 and free else PLACES
+
+
 def _set_side(side: str, entry: Entry) -> None:
     _sides()  # a link's recordings stay in the place that is not given anew
     st.session_state[f"side_{side}"] = f"file:{entry.id}"
-    refs = _sides()
-    if all(refs):
-        state.show_pair(PairRef(refs[0], refs[1]))
+    _show_sides()
+
+
+def _show_sides() -> None:
+    """Show what lies in the places, moved up where one before it is empty."""
+    refs = [ref for ref in _sides() if ref]
+    for place, ref in zip(PLACES, [*refs, "", "", ""], strict=False):
+        st.session_state[f"side_{place}"] = ref
+    state.show_pair(PairRef(*refs) if refs else None)
+
+
+def _take_out(place: str) -> None:
+    st.session_state[f"side_{place}"] = ""
+    _show_sides()
 
 
 def _chosen_sides(store: Store) -> None:
     """Which file is in which place."""
     pair, sides = state.shown_pair(), _sides()
-    if pair and sides == [pair.b, pair.a]:  # the page's button has exchanged them
-        sides.reverse()
-    for side, ref in zip("AB", sides, strict=True):
+    if pair and sides == [pair.b, pair.a, pair.c]:  # the page's button has exchanged them
+        for place, ref in zip(PLACES, (pair.a, pair.b, pair.c), strict=True):
+            st.session_state[f"side_{place}"] = ref
+        sides = _sides()
+    for place, ref in zip(PLACES, sides, strict=True):
         entry = store.get(ref.partition(":")[2]) if ref else None
-        st.markdown(f"**{side}**: {plain(entry.name) if entry else 'not chosen yet'}")
+        if entry is None:
+            if place == "a" or sides[0]:
+                st.markdown(f"**{place.upper()}**: not chosen")
+            continue
+        with st.container(
+            horizontal=True, horizontal_alignment="distribute", vertical_alignment="center"
+        ):
+            st.markdown(f"**{place.upper()}**: {plain(entry.name)}", width="content")
+            st.button(
+                "",
+                icon=":material/close:",
+                key=f"take_out_{place}",
+                type="tertiary",
+                on_click=_take_out,
+                args=(place,),
+                help=f"Take {place.upper()} out of the comparison; the file is kept.",
+            )
 
 
 def _recent(store: Store) -> None:

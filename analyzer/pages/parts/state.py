@@ -2,7 +2,7 @@
 
 Session state owns: the shown pair and what it was made from, the shown range, the trace to be
 replayed, the running job. The URL is read when a session begins and written by `write_url` alone,
-before anything slow is drawn: `a` and `b` for the pair, `t` for the range, `trace` and `columns` for the trace. A
+before anything slow is drawn: `a`, `b` and `c` for the runs, `t` for the range, `trace` and `columns` for the trace. A
 browser may send the URL as it was before the last change; the next run writes it again.
 """
 
@@ -41,10 +41,11 @@ def shown_pair() -> PairRef | None:
     """The pair on the page: of this session, else of the URL, else None."""
     if "pair" not in st.session_state:
         a, b = st.query_params.get("a"), st.query_params.get("b")
-        st.session_state["pair"] = PairRef(a, b) if a and b else None
-        st.session_state[FROM_LINK] = bool(a and b)
+        third = st.query_params.get("c", "")
+        st.session_state["pair"] = PairRef(a, b or "", third) if a else None
+        st.session_state[FROM_LINK] = bool(a)
         linked = _linked_trace()
-        st.session_state[MADE_FROM] = linked.key if linked and a and b else ""
+        st.session_state[MADE_FROM] = linked.key if linked and a else ""
     found = st.session_state["pair"]
     return found if isinstance(found, PairRef) else None
 
@@ -127,7 +128,8 @@ def write_url() -> None:
         pair = shown = None
     wanted = {
         "a": pair.a if pair else None,
-        "b": pair.b if pair else None,
+        "b": pair.b or None if pair else None,
+        "c": pair.c or None if pair else None,
         "t": f"{shown[0]:.6g}-{shown[1]:.6g}" if shown else None,
         "trace": ref.id if ref else None,
         "columns": _columns_text(ref) if ref else None,
@@ -142,7 +144,7 @@ def write_url() -> None:
 def url_of_pair() -> dict[str, str]:
     """The part of the URL that says what is shown, for links between pages. The frame's own widgets
     (source, sample) write themselves into the URL of every page."""
-    names = ("a", "b", "t", "trace", "columns")
+    names = ("a", "b", "c", "t", "trace", "columns")
     return {n: v for n in names if (v := st.query_params.get(n))}
 
 
