@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -62,7 +63,27 @@ def _diagnose(arguments: argparse.Namespace) -> Diagnosis:
         from analyzer.diagnosis.recording import diagnose_folder
 
         return diagnose_folder(arguments.files[0])
-    return diagnose(read_evidence(arguments.files, pasted=pasted))
+    return diagnose(read_evidence(arguments.files, pasted=pasted, progress=Progress()))
+
+
+class Progress:
+    """A line on stderr every few seconds while bytes are read; nothing for what is read sooner."""
+
+    def __init__(self, every_s: float = 5.0) -> None:
+        self.every_s = every_s
+        self.start_s = self.said_s = time.monotonic()
+
+    def __call__(self, done: int, total: int) -> None:
+        now = time.monotonic()
+        if now - self.said_s < self.every_s:
+            return
+        self.said_s = now
+        rate = done / (now - self.start_s)
+        left = f", {(total - done) / rate:,.0f} s left" if rate > 0 else ""
+        print(
+            f"read {done / 1e6:,.0f} of {total / 1e6:,.0f} MB ({rate / 1e6:,.1f} MB/s{left})",
+            file=sys.stderr,
+        )
 
 
 def as_text(found: Diagnosis) -> str:

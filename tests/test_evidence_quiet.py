@@ -127,10 +127,12 @@ def test_a_quiet_line_that_is_broken_is_joined_with_the_next() -> None:
 
 def test_quiet_lines_count_where_the_column_of_a_break_is_sought() -> None:
     """Longer whole lines between broken ones say that these were not broken at their own length."""
-    whole = [access(i) + " " + "x" * 60 for i in range(400)]
+    whole = [access(i % 200) + " " + "x" * 60 for i in range(WINDOW_LINES + 200)]
     broken = wrapped([v1_line(i) for i in range(4)], 100)
 
-    found = assert_same("\n".join([*whole[:200], *broken, *whole[200:]]))
+    found = assert_same("\n".join([*whole, *broken, access(1)]))
+    as_long = [line[:100] for line in whole]
+    assert_same("\n".join([*as_long, *broken, access(1)]))
 
     assert not any("broken at column" in note for note in found.report.notes)
 

@@ -27,13 +27,10 @@ from traces.evidence.quiet import read_blocks
 from traces.evidence.records import Reading, Record
 from traces.evidence.servers import Apart, Servers
 from traces.evidence.source import MAX_LINE_TEXT, Source
+from traces.evidence.thinning import MAX_SAMPLES, SampleColumns
 from traces.evidence.times import Clocks, Time
-from traces.telemetry_laws import polars_schema
-from traces.telemetry_schema import SAMPLES
 
-ROWS_PER_CHUNK = 8192
-MAX_KEPT = 10_000  # notices of one kind: so many first ones and so many last ones
-MAX_LINES = 50_000  # lines kept for the samples' origins
+MAX_KEPT = 2_500  # notices of one kind: so many first ones and so many last ones
 MAX_EXAMPLES = 5
 MAX_LEFT_OVER = 200
 EXAMPLE_CHARS = 160
@@ -46,6 +43,7 @@ _METRIC = re.compile(
     r"(?:# (?:HELP|TYPE) )?(?:vllm|sglang|tgi|trtllm|lmcache|nv)[:_]\w+(?:\{[^}]*\})? (?:\S+)"
     r"|\W{0,4}\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d\S*\W{0,4}$"
 )
+_ACCESS = re.compile(r" HTTP/\d\.")  # in a line of uvicorn's access log
 _DIGITS = str.maketrans("123456789", "000000000")
 _ENGINE_NAMES = {
     "vllm": "vLLM",
@@ -124,13 +122,13 @@ class LogReader:
         self.metrics: list[tuple[int, str]] = []
         self.facts: list[tuple[Fact, Time | None]] = []
         self.fact_servers: list[tuple[str, str]] = []
+        self.latest: dict[tuple[str, int | None, str], Fact] = {}
         self.servers = Servers()
         self.first: dict[str, list[_Kept]] = {}
         self.last: dict[str, deque[_Kept]] = {}
         self.order = 0
-        self.rows: list[dict[str, Any]] = []
-        self.chunks: list[pl.DataFrame] = []
-        self.lines: list[tuple[int, str]] = []
+        self.dropped: dict[str, _Kept] = {}
+        self.samples = SampleColumns(MAX_SAMPLES)
         self.clock_ids: dict[str, int] = {}
         self.recent: dict[tuple[Any, ...], tuple[float | None, set[str], Any]] = {}
         self.estimates = PoolEstimates()
@@ -140,7 +138,7 @@ class LogReader:
     def take(self, record: Record) -> None:
         """Read one record."""
         text = record.text
-        if " HTTP/1." in text and text.startswith("INFO: "):
+        if text.startswith("INFO: ") and _ACCESS.search(text):
             self.skipped += 1
             self.noise += 1
             return
@@ -168,6 +166,8 @@ class LogReader:
     def judge(self, text: str) -> bool | None:
         """What `take` makes of this record and of all that differ in digits only: None where it may be of
         use, else whether it is noise. It agrees with `take`."""
+        if text.startswith("INFO: ") and _ACCESS.search(text):
+            return True
         shape = text.translate(_DIGITS)
         if any(needle in shape for needle in self.shapes) or _METRIC.match(text):
             return None
@@ -243,15 +243,11 @@ class LogReader:
             self.clock_hits[time.clock] += 1
             row["_clock"] = self.clock_ids.setdefault(time.clock, len(self.clock_ids))
             row["_s"] = time.seconds
-        if len(self.lines) < MAX_LINES:
-            self.lines.append((record.number, self._text(record)))
+        self.samples.add_line(record.number, self._text(record))
         if hit.grammar.joins and self._join(row, record):
             return
         row["line"], row["num_lines"] = record.number, record.num_lines
-        self.rows.append(row)
-        if len(self.rows) >= ROWS_PER_CHUNK:
-            self._flush(self.rows[:-1])
-            self.rows = self.rows[-1:]
+        self.samples.add(row)
 
     def _count_pauses(self, hit: Hit, row: dict[str, Any], rank: int | None) -> None:
         """A rise of the requests that are paused now is that many preemptions, at least."""
@@ -271,9 +267,9 @@ class LogReader:
 
     def _join(self, row: dict[str, Any], record: Record) -> bool:
         """Put the values to the sample before, where it has none of them and is of the same second."""
-        if not self.rows:
+        if not self.samples.rows:
             return False
-        before = self.rows[-1]
+        before = self.samples.rows[-1]
         values = {
             k for k in row if k not in ("_s", "_clock", "_server", "inferred", "engine_rank")
         }
@@ -289,18 +285,6 @@ class LogReader:
             before["inferred"] = inferred
         return True
 
-    def _flush(self, rows: list[dict[str, Any]]) -> None:
-        if rows:
-            names = {name for row in rows for name in row}
-            schema = polars_schema(SAMPLES) | {
-                "_clock": pl.Int32(),
-                "_s": pl.Float64(),
-                "_server": pl.Int32(),
-            }
-            self.chunks.append(
-                pl.DataFrame(rows, schema={n: t for n, t in schema.items() if n in names})
-            )
-
     # --- facts and notices ---
 
     def _take_facts(
@@ -312,22 +296,15 @@ class LogReader:
             note = hit.derived_facts.note
             said += [(n, v, True, note) for n, v in hit.derived_facts.values.items()]
         for name, value, inferred, note in said:
-            latest = next(
-                (
-                    f
-                    for (f, _), of in zip(
-                        reversed(self.facts), reversed(self.fact_servers), strict=True
-                    )
-                    if f.name == name and f.rank == rank and of[0] == server[0]
-                ),
-                None,
-            )
+            key = (name, rank, server[0])
+            latest = self.latest.get(key)
             if latest is not None and latest.value == value and latest.inferred == inferred:
                 continue
             if len(self.facts) < MAX_FACTS:
                 fact = Fact(name, value, at, rank, None, inferred, note)
                 self.facts.append((fact, time))
                 self.fact_servers.append(server)
+                self.latest[key] = fact
 
     def _notice(
         self, kind: str, hit: Hit, record: Record, rank: int | None, time: Time | None
@@ -381,8 +358,23 @@ class LogReader:
             first.append(notice)
             return
         last = self.last.setdefault(notice.kind, deque(maxlen=MAX_KEPT))
-        self.left_out += len(last) == MAX_KEPT
+        if len(last) == MAX_KEPT:
+            self.left_out += 1
+            self._drop(last[0])
         last.append(notice)
+
+    def _drop(self, notice: _Kept) -> None:
+        """Keep the number of a notice that is dropped, where it is not a counter: one stands for all."""
+        if notice.kind not in ("retract", "swap_out", "swap_in", "preemption"):
+            return
+        if notice.kind == "preemption" and notice.count is not None:
+            return
+        one = self.dropped.get(notice.kind)
+        if one is None:
+            one = self.dropped[notice.kind] = replace(notice, count=None, values={"events": 0})
+        if notice.kind == "retract":
+            one.count = (one.count or 0) + (notice.count or 1)
+        one.values["events"] += 1
 
     def _text(self, record: Record) -> str:
         """The record as it stood in the source, prompts left out."""
@@ -402,10 +394,15 @@ class LogReader:
         """Everything on one clock."""
         self.skipped += self.seen.quiet
         self.noise += self.seen.noise
-        self._flush(self.rows)
+        frame, lines = self.samples.finish()
         names = {v: k for k, v in self.clock_ids.items()}
         notices = sorted(
-            (n for kept in (self.first, self.last) for ns in kept.values() for n in ns),
+            (
+                n
+                for kept in (self.first, self.last, {"": list(self.dropped.values())})
+                for ns in kept.values()
+                for n in ns
+            ),
             key=lambda n: n.order,
         )
         counts = Counter({c: n for c, n in self.clock_hits.items() if n})
@@ -414,9 +411,8 @@ class LogReader:
             counts = counts or Counter(t.clock for _, t in self.facts if t)
         main = self.clocks.main(counts)
         notes = self._notes()
-        frame, zero = pl.DataFrame(), 0.0
-        if self.chunks:
-            frame = pl.concat(self.chunks, how="diagonal")
+        zero = 0.0
+        if frame.height:
             frame = self._timed(frame, main, names)
         if main is not None:
             zero = self._zero(frame, notices, main)
@@ -436,9 +432,7 @@ class LogReader:
         return LogFound(
             self._report(notes),
             frame.drop("_s", "_clock", "_server", strict=False),
-            pl.DataFrame(
-                self.lines, schema={"line": pl.Int64, "text": pl.String}, orient="row"
-            ),
+            lines,
             tuple(
                 replace(
                     f,
@@ -544,6 +538,8 @@ class LogReader:
             notes.append(
                 f"{self.repeated} statistics lines stand for several that the collector left out"
             )
+        if self.samples.note():
+            notes.append(self.samples.note())
         if self.left_out:
             notes.append(
                 f"{self.left_out} notices between the first and the last were not kept"

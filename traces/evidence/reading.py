@@ -26,6 +26,7 @@ from traces.evidence.evidence import Evidence, Fact, Found, Line, Notice, Source
 from traces.evidence.files import READERS
 from traces.evidence.grammars import GRAMMARS, SILENT
 from traces.evidence.log_reader import in_order, read_log
+from traces.evidence.other_software import whose
 from traces.evidence.records import Reading, read_records
 from traces.evidence.source import ReadingCancelled, Source
 from traces.evidence.times import EPOCH, SOME_YEAR, Stamp, parse_stamp, shift
@@ -390,9 +391,10 @@ def _notes(parts: list[Part], engines: Counter[str]) -> list[str]:
     for part in parts:
         notes += [f"{part.report.name}: {n}" for n in part.report.notes if _TELL.search(n)]
         if not part.report.recognised:
+            software = whose(part.report.skipped_examples)
+            looks = f"it looks like {software}" if software else "it may be of other software"
             notes.append(
-                f"{part.report.name}: none of its {part.report.num_lines} lines is known; it may be of other "
-                "software"
+                f"{part.report.name}: none of its {part.report.num_lines} lines is known; {looks}"
             )
     return notes
 
