@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzer.pages import compare, diagnose, requests
+from analyzer.pages import compare, diagnose, preemptions, requests
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
@@ -15,6 +15,12 @@ PAGES = {
         icon=":material/compare_arrows:",
         url_path="compare",
         default=True,
+    ),
+    "preemptions": st.Page(
+        preemptions.page,
+        title="Preemptions",
+        icon=":material/eject:",
+        url_path="preemptions",
     ),
     "requests": st.Page(
         requests.page,

@@ -210,19 +210,11 @@ def choices(events: pl.DataFrame) -> Choices | None:
 
 
 def _recompute_delay(table: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
-    """Request-seconds by which recomputing lengthened steps of others, per row of `table`.
-
-    Lost tokens are laid over the recomputed tokens of the steps from the resumption on, first come
-    first served where several victims come back at once.
-    """
+    """Request-seconds by which recomputing lengthened steps of others, per row of `table`."""
     out = np.zeros(table.height)
-    back = table["resume_step"]
-    rows = np.flatnonzero(
-        (back.is_not_null() & (table["recomputed_tokens"] > 0).fill_null(False)).to_numpy()
-    )
+    rows, begins, ends = _laid_out(table, steps)
     if not len(rows):
         return out
-    rows = rows[np.argsort(back.to_numpy()[rows], kind="stable")]
     again = steps["recomputed_tokens"].to_numpy().astype(np.float64)
     total = again + steps["prefill_tokens"].to_numpy() + steps["decode_tokens"].to_numpy()
     share = np.divide(again, total, out=np.zeros_like(again), where=total > 0)
@@ -230,16 +222,50 @@ def _recompute_delay(table: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
     others = np.maximum(steps["num_running"].to_numpy() - 1, 0)
     upto_tokens = np.concatenate([[0.0], np.cumsum(again)])
     upto_delay = np.concatenate([[0.0], np.cumsum(share * busy * others)])
-    work = table["recomputed_tokens"].to_numpy()[rows].astype(np.float64)
-    earliest = upto_tokens[np.searchsorted(steps["step"].to_numpy(), back.to_numpy()[rows])]
-    done = np.cumsum(work)
-    ends = done + np.maximum.accumulate(earliest - (done - work))
     grown = np.append(
         np.flatnonzero(again > 0), len(again)
     )  # np.interp needs increasing tokens
     x, y = upto_tokens[grown], upto_delay[grown]
-    out[rows] = np.interp(ends, x, y) - np.interp(ends - work, x, y)
+    out[rows] = np.interp(ends, x, y) - np.interp(begins, x, y)
     return out
+
+
+def _laid_out(
+    table: pl.DataFrame, steps: pl.DataFrame
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Rows of `table` that computed tokens again, and the first and last of all recomputed tokens
+    of the run that were theirs: lost tokens are laid over the recomputed tokens of the steps from
+    the resumption on, first come first served where several victims come back at once."""
+    back = table["resume_step"]
+    rows = np.flatnonzero(
+        (back.is_not_null() & (table["recomputed_tokens"] > 0).fill_null(False)).to_numpy()
+    )
+    if not len(rows) or steps.is_empty():
+        return rows[:0], np.empty(0), np.empty(0)
+    rows = rows[np.argsort(back.to_numpy()[rows], kind="stable")]
+    again = steps["recomputed_tokens"].to_numpy().astype(np.float64)
+    upto = np.concatenate([[0.0], np.cumsum(again)])
+    work = table["recomputed_tokens"].to_numpy()[rows].astype(np.float64)
+    earliest = upto[np.searchsorted(steps["step"].to_numpy(), back.to_numpy()[rows])]
+    done = np.cumsum(work)
+    ends = done + np.maximum.accumulate(earliest - (done - work))
+    return rows, ends - work, ends
+
+
+def recompute_steps(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
+    """again_first_step, again_last_step of each row of `table`: the steps between which its lost
+    tokens were computed again, as `induced_s` counts them; null where none were, or the run ended
+    before. table: as from `preemptions`."""
+    first, last = (np.full(table.height, -1, dtype=np.int64) for _ in range(2))
+    rows, begins, ends = _laid_out(table, steps)
+    if len(rows):
+        upto = np.cumsum(steps["recomputed_tokens"].to_numpy().astype(np.float64))
+        inside = ends <= upto[-1]
+        number = steps["step"].to_numpy()
+        first[rows[inside]] = number[np.searchsorted(upto, begins[inside], side="right")]
+        last[rows[inside]] = number[np.searchsorted(upto, ends[inside], side="left")]
+    found = pl.DataFrame({"again_first_step": first, "again_last_step": last})
+    return found.select(pl.when(pl.all() >= 0).then(pl.all()))
 
 
 def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:

@@ -1,0 +1,277 @@
+"""Pictures of preemptions: one with the lanes around it, and all of a run over time. It computes nothing.
+
+It knows how a state of a request looks in a lane (colour, and a pattern or height beside it), and no
+recording or page. Names of requests come from files: they are never markup.
+"""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Sequence
+from typing import Any
+
+import plotly.graph_objects as go
+
+from analyzer.figures import CONFIG
+from analyzer.lanes import PHASES
+from analyzer.look import Side, Theme, faded, seconds
+from analyzer.marks import pen
+from analyzer.preemption_around import Around, Lane
+
+LANE_PX = 19
+BLOCKS_PX = 96
+GAP_PX = 34
+TOP_PX = 52
+BOTTOM_PX = 44
+LABEL_PX = 118
+LONGEST_LABEL = 10
+STATIC: dict[str, Any] = {**CONFIG, "doubleClick": False}
+# phase -> (colour of the theme, opacity, pattern, share of the lane's height)
+_STATE_LOOK: dict[str, tuple[str, float, str, float]] = {
+    "queued": ("grey", 0.45, "", 0.22),
+    "prefill": ("ok", 1.0, "", 0.72),
+    "decode": ("grey", 0.8, "", 0.5),
+    "preempted": ("preempt", 1.0, "/", 0.72),
+    "recomputing": ("preempt", 1.0, "", 0.72),
+    "swapped": ("swap", 1.0, "x", 0.72),
+    "restoring": ("swap", 1.0, "", 0.72),
+}
+_MARK = {"victim": "▼ ", "aggressor": "▲ ", "evicted too": "▽ ", "": ""}
+
+
+def lanes_around(found: Around, side: Side, theme: Theme, is_full: bool = True) -> go.Figure:
+    """Used blocks over the lanes of the requests that ran, with the moment of the preemption and of
+    the return. is_full: whether the pool's size may be drawn as a line."""
+    lanes_px = LANE_PX * max(len(found.lanes), 1)
+    inner = BLOCKS_PX + GAP_PX + lanes_px
+    lanes_top, blocks_bottom = lanes_px / inner, (lanes_px + GAP_PX) / inner
+    data = [_blocks(found, side, theme), *_bars(found, theme)]
+    layout = {
+        **_base(inner + TOP_PX + BOTTOM_PX, theme),
+        "margin": {"l": LABEL_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        "barmode": "overlay",
+        "bargap": 0,
+        "xaxis": _time_axis(found.shown, theme),
+        "yaxis": _lane_axis(found.lanes, (0.0, lanes_top), theme),
+        "yaxis2": {
+            **_plain_axis(theme),
+            "domain": [blocks_bottom, 1.0],
+            "range": [0, max(found.pool_blocks, 1) * 1.04],
+            "nticks": 4,
+            "tickformat": ",d",
+            "anchor": "x",
+        },
+        "shapes": _moments(found, blocks_bottom, theme, is_full),
+        "annotations": _words(found, lanes_top, theme),
+    }
+    return go.Figure({"data": data, "layout": layout})
+
+
+def alt_around(found: Around, title: str) -> str:
+    """The picture of `lanes_around` in words."""
+    parts = [f"request {lane.request_id} ({lane.part})" for lane in found.lanes if lane.part]
+    low, high = (float(found.blocks_y.min()), float(found.blocks_y.max())) if len(found.blocks_y) else (0, 0)  # fmt: skip
+    back = "" if found.back_s is None else f" It ran again at {found.back_s:,.2f} s."
+    return (
+        f"{title}. Lanes of {len(found.lanes)} of {found.num_running:,} running requests from {found.shown[0]:,.2f} to "
+        f"{found.shown[1]:,.2f} s, first admitted on top: {', '.join(parts)}.{back} Blocks in use {low:,.0f} to {high:,.0f} of {found.pool_blocks:,}."
+    )
+
+
+# ---- lanes around one preemption -------------------------------------------------------------------
+
+
+def _blocks(found: Around, side: Side, theme: Theme) -> dict[str, Any]:
+    colour = theme.side(side)
+    return {
+        "type": "scatter",
+        "mode": "lines",
+        "x": found.blocks_x,
+        "y": found.blocks_y,
+        "yaxis": "y2",
+        "line": pen(side, "main", theme),
+        "fill": "tozeroy",
+        "fillcolor": faded(colour, 0.16),
+        "hovertemplate": "%{x:,.3f} s: %{y:,} blocks in use<extra></extra>",
+        "showlegend": False,
+    }
+
+
+def _bars(found: Around, theme: Theme) -> list[dict[str, Any]]:
+    """A trace a state: intervals as bars from start to stop, with what they are for the pointer."""
+    bars, traces = found.bars, []
+    low, high = found.shown
+    names = [html.escape(_one_line(lane.request_id, 40)) for lane in found.lanes]
+    for number, phase in enumerate(PHASES):
+        mask = bars.phase == number
+        if not mask.any():
+            continue
+        colour_name, opacity, pattern, height = _STATE_LOOK[phase]
+        colour = faded(getattr(theme, colour_name), opacity)
+        start, stop = bars.start_s[mask].clip(low, high), bars.stop_s[mask].clip(low, high)
+        length = bars.stop_s[mask] - bars.start_s[mask]
+        place = bars.place[mask]
+        said = [f"{names[p]} · {phase} {seconds(float(s))}" for p, s in zip(place, length, strict=True)]  # fmt: skip
+        traces.append(
+            {
+                "type": "bar",
+                "orientation": "h",
+                "x": stop - start,
+                "base": start,
+                "y": place,
+                "width": height,
+                "name": phase,
+                "marker": {"color": colour, "line": {"width": 0}, "pattern": _pattern(pattern, theme)},
+                "hovertext": said,
+                "hovertemplate": "%{hovertext}<extra></extra>",
+            }
+        )  # fmt: skip
+    return traces
+
+
+def _pattern(shape: str, theme: Theme) -> dict[str, Any]:
+    return (
+        {"shape": shape, "size": 5, "solidity": 0.35, "fgcolor": theme.ground} if shape else {}
+    )
+
+
+def _lane_axis(
+    lanes: Sequence[Lane], domain: tuple[float, float], theme: Theme
+) -> dict[str, Any]:
+    """One tick a lane, the first on top; who was evicted and for whom by a sign and in bold."""
+    return {
+        **_plain_axis(theme),
+        "domain": list(domain),
+        "range": [len(lanes) - 0.5, -0.5],
+        "tickmode": "array",
+        "tickvals": list(range(len(lanes))),
+        "ticktext": [_label(lane) for lane in lanes],
+        "showgrid": False,
+        "anchor": "x",
+    }
+
+
+def _label(lane: Lane) -> str:
+    name = html.escape(_one_line(lane.request_id, LONGEST_LABEL))
+    if lane.part in ("victim", "aggressor"):
+        return f"<b>{_MARK[lane.part]}{name}</b> {'evicted' if lane.part == 'victim' else 'needed it'}"
+    return f"{_MARK[lane.part]}{name}"
+
+
+def _one_line(text: str, most: int) -> str:
+    line = " ".join(text[: most * 4].split())
+    return line if len(line) <= most else f"{line[: most - 1]}…"
+
+
+def _moments(
+    found: Around, blocks_bottom: float, theme: Theme, is_full: bool
+) -> list[dict[str, Any]]:
+    """The moment of the preemption and of the return through both rows; the pool's size; and a
+    ground under the victim's lane."""
+    across = {"type": "line", "yref": "paper", "xref": "x", "y0": 0, "y1": 1}
+    shapes: list[dict[str, Any]] = [
+        {
+            "type": "rect", "xref": "paper", "yref": "y", "x0": 0, "x1": 1, "y0": i - 0.5, "y1": i + 0.5,
+            "fillcolor": faded(theme.preempt if lane.part == "victim" else theme.grey, 0.13), "line": {"width": 0}, "layer": "below",
+        }
+        for i, lane in enumerate(found.lanes)
+        if lane.part in ("victim", "aggressor")
+    ]  # fmt: skip
+    line = {"color": theme.preempt, "width": 1.5, "dash": "6px,3px"}
+    shapes.append({**across, "x0": found.at_s, "x1": found.at_s, "line": line})
+    if found.back_s is not None:
+        line = {"color": theme.muted, "width": 1, "dash": "2px,3px"}
+        shapes.append({**across, "x0": found.back_s, "x1": found.back_s, "line": line})
+    if is_full:
+        top = {"y0": found.pool_blocks, "y1": found.pool_blocks, "yref": "y2", "xref": "paper"}
+        line = {"color": theme.preempt, "width": 1, "dash": "8px,4px"}
+        shapes.append({"type": "line", "x0": 0, "x1": 1, **top, "line": line})
+    return shapes
+
+
+def _words(found: Around, lanes_top: float, theme: Theme) -> list[dict[str, Any]]:
+    """Titles of both rows, and what the two lines are."""
+    hidden = found.num_running - len(found.lanes)
+    more = f", {hidden:,} more ran" if hidden > 0 else ""
+    titles = (
+        (1.0, "Blocks in use", f"of {found.pool_blocks:,}"),
+        (lanes_top, "Requests in order of admission", f"last at the bottom{more}"),
+    )
+    said = [
+        {
+            "text": f"<b>{title}</b>  <span style='color:{theme.muted}'>{small}</span>",
+            "x": 0, "y": y, "xref": "paper", "yref": "paper", "xanchor": "left", "yanchor": "bottom", "yshift": 2,
+            "xshift": -LABEL_PX + 8, "showarrow": False, "font": {"size": 12.5, "color": theme.text},
+        }
+        for y, title, small in titles
+    ]  # fmt: skip
+    middle = sum(found.shown) / 2
+    back = [] if found.back_s is None else [(found.back_s, "runs again", theme.muted, found.back_s > middle)]  # fmt: skip
+    for x, text, colour, on_left in [(found.at_s, "evicted", theme.preempt_text, True), *back]:
+        said.append(
+            {
+                "text": text, "x": x, "y": lanes_top, "xref": "x", "yref": "paper", "xanchor": "right" if on_left and text == "evicted" else "left",
+                "yanchor": "bottom", "yshift": 18, "showarrow": False, "font": {"size": 11.5, "color": colour},
+            }
+        )  # fmt: skip
+    return said
+
+
+# ---- what all of them share ----------------------------------------------------------------------
+
+
+def _base(height: int, theme: Theme) -> dict[str, Any]:
+    clear = "rgba(0,0,0,0)"
+    family = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
+    return {
+        "template": theme.template,
+        "paper_bgcolor": clear,
+        "plot_bgcolor": clear,
+        "font": {"family": family, "color": theme.text, "size": 12},
+        "height": height,
+        "hovermode": "closest",
+        "hoverlabel": {
+            "font": {"size": 11.5, "color": theme.text},
+            "bgcolor": theme.ground,
+            "bordercolor": theme.grid,
+            "namelength": -1,
+        },
+        "dragmode": False,
+        "legend": {
+            "orientation": "h",
+            "traceorder": "normal",
+            "x": 0,
+            "xref": "container",
+            "xanchor": "left",
+            "y": 1,
+            "yref": "container",
+            "yanchor": "top",
+            "font": {"size": 12},
+            "itemclick": False,
+            "itemdoubleclick": False,
+        },
+        "modebar": {"bgcolor": clear, "color": theme.muted, "activecolor": theme.text},
+    }
+
+
+def _plain_axis(theme: Theme) -> dict[str, Any]:
+    return {
+        "gridcolor": theme.grid,
+        "zeroline": False,
+        "fixedrange": True,
+        "tickfont": {"size": 11, "color": theme.muted},
+    }
+
+
+def _time_axis(shown: tuple[float, float], theme: Theme) -> dict[str, Any]:
+    return {
+        **_plain_axis(theme),
+        "range": list(shown),
+        "tickformat": ",~r",
+        "title": {
+            "text": "Time since the start (s)",
+            "font": {"size": 12, "color": theme.muted},
+            "standoff": 6,
+        },
+        "anchor": "y",
+    }
