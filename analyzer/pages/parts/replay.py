@@ -83,7 +83,7 @@ def replay_sides(
 def run_id(workload: Workload, settings: Mapping[str, Any], seed: int) -> str:
     """32 hex digits: the same requests under the same settings have the same."""
     said = json.dumps({k: settings[k] for k in sorted(settings)}, default=str)
-    made_of = f"{SCHEMA_VERSION}\0{_engine_stamp()}\0{workload.digest}\0{workload.name}\0{said}\0{seed}"
+    made_of = f"{SCHEMA_VERSION}\0{engine_stamp()}\0{workload.digest}\0{workload.name}\0{said}\0{seed}"
     return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
 
 
@@ -129,7 +129,7 @@ def _replay(
     return id_
 
 
-def _engine_stamp() -> str:
+def engine_stamp() -> str:
     """Newest change of the engine's source, so that a changed engine is asked anew."""
     import engine
 
