@@ -13,6 +13,7 @@ from typing import Any, cast
 
 import streamlit as st
 from streamlit.navigation.page import StreamlitPage
+from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from analyzer.compare import Comparison
 from analyzer.look import Side
@@ -88,6 +89,8 @@ class Opened:
 
 def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
     """Draw the frame and in it the chosen page. pages: url path -> page, for links between them."""
+    if get_script_run_ctx(suppress_warning=True) is None:
+        return  # imported, not run by a server: there is nobody to draw for
     st.session_state[_PAGES] = dict(pages)
     style(theme())
     store = Store(default_root())
