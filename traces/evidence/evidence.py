@@ -64,6 +64,7 @@ FACTS: dict[str, tuple[str, str]] = {
     "clients": ("requests", "concurrent requests that a client or proxy sends, as stated"),
     "client_caps": ("requests", "caps of several proxies before one engine, each"),
     "reserved_blocks": ("blocks", "blocks reserved for one request"),
+    "reserved_tokens": ("tokens", "tokens that are set aside for running requests, as last seen"),
     "num_requests": ("requests", "requests of a run, as stated"),
     "preemptions": ("times", "preemptions of a run, as stated"),
     "starts": ("switch", "whether the engine started"),
@@ -94,7 +95,8 @@ FACTS |= {
     "duration_s": ("s", "length of a run"),
 }
 
-# Notices: kind -> meaning. count and values say what the line says.
+# Notices: kind -> meaning. count and values say what the line says; where a source has too many of a kind,
+# one in their middle stands for those that are left out: values: events, count: their sum.
 NOTICES: dict[str, str] = {
     "preemption": "a preemption was reported; count: the counter that the line prints, null: none",
     "retract": "SGLang retracted requests; count: how many",

@@ -36,7 +36,11 @@ from traces.telemetry_schema import LINES, SAMPLES, telemetry_metadata
 
 SURE = 0.5  # a reader that is less sure does not get the source
 CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of whole sources
-MAY_STAND_BETWEEN = ("notes", "prometheus")  # readers of lines that are pasted among a log's
+MAY_STAND_BETWEEN = (
+    "notes",
+    "prometheus",
+    "bench",
+)  # readers of lines that are pasted among a log's
 DAY_S = 86_400.0
 # lines of flags and remarks of people that stand among a log's lines and say what it does not
 # what a report says that bears on every answer
@@ -207,7 +211,14 @@ def _read(source: Source) -> list[Part]:
         part,
         *_between(source, "notes", "flags", flags),
         *_between(source, "prometheus", "metrics", list(found.metrics)),
+        *_between(source, "bench", "bench", _printed_results(found.left_over)),
     ]
+
+
+def _printed_results(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The lines from the title of a printed benchmark result on; none without one."""
+    first = next((i for i, (_, t) in enumerate(lines) if "Benchmark Result ===" in t), None)
+    return [] if first is None else list(lines[first:])
 
 
 def _reader(source: Source) -> tuple[ModuleType | None, float]:
@@ -236,7 +247,7 @@ def _between(
         return []
     part = Source.from_text(source.name, "\n".join(t for _, t in lines))
     found: Found = module.read(part)
-    if not found.facts and not found.samples:
+    if not found.facts and not found.samples and not found.sweeps:
         return []
 
     def number(n: int) -> int:
@@ -304,7 +315,9 @@ def _together(parts: list[Part], notes: list[str]) -> Evidence:
         parts, key=lambda p: (bool(p.report.family), p.samples.height, p.report.recognised)
     ).report.family
     label = ", ".join(
-        p.report.name for p in parts if not p.report.name.endswith(("(flags)", "(metrics)"))
+        p.report.name
+        for p in parts
+        if not p.report.name.endswith(("(flags)", "(metrics)", "(bench)"))
     )
     evidence = Evidence(
         label,

@@ -15,6 +15,7 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.proofs import counter
 from analyzer.diagnosis.rules.signs import FREE_FRAC, OTHER_CAUSES, ending_faults
+from traces.evidence.other_software import whose
 
 
 def find_not_kv(q: Quantities) -> Finding | None:
@@ -370,10 +371,42 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     )
 
 
+def _as_measured(q: Quantities) -> str:
+    """What a client's times say, where no server says anything."""
+    ttft = q.number("ttft_p50_s") or q.number("ttft_mean_s")
+    if q.main is not None or ttft is None:
+        return ""
+    late = q.number("ttft_p99_s")
+    spread = f", in one of a hundred {late:,.2f} s" if late else ""
+    return f" A client waited {ttft:,.2f} s for its first token{spread}: its times say how long, not why."
+
+
+LONG_GAP_S = 1.0
+
+
+def _token_gap(q: Quantities) -> tuple[Proof, ...]:
+    """The longest gap between two tokens of a request, where it is far above the usual one."""
+    most, usual = q.number("itl_max_s") or q.number("itl_p99_s"), q.number("itl_p50_s")
+    if q.main is not None or not most or not usual or most < max(LONG_GAP_S, 20 * usual):
+        return ()
+    text = (
+        f"A request stood still for {most:,.2f} s between two tokens, usually {usual:,.3f} s: a preempted request looks "
+        "like that, and so does one beside a long prompt"
+    )
+    return (Proof(text, {"gap_s": most, "usual_s": usual}, q.lines("itl_max_s", "itl_p99_s")),)
+
+
 def find_insufficient(q: Quantities) -> Finding | None:
     """What is missing, and what can be said all the same."""
     missing = []
-    if q.main is None:
+    if q.main is None and q.sweeps:
+        missing.append(
+            Missing(
+                "what the server ran, queued and used",
+                "its log of that time, or its usage and preemptions before and after each run",
+            )
+        )
+    elif q.main is None:
         missing.append(
             Missing(
                 "what ran, waited and was used",
@@ -413,6 +446,7 @@ def find_insufficient(q: Quantities) -> Finding | None:
         if q.fits.value is not None:
             said += f", {q.fits.value} requests at {q.fits.basis}"
         said += "; whether it will preempt needs lengths and arrivals."
+    said += _as_measured(q)
     first = missing[0] if missing else Missing("more samples", "the same for a longer time")
     proofs: tuple[Proof, ...] = ()
     limit = q.number("max_model_len")
@@ -425,6 +459,7 @@ def find_insufficient(q: Quantities) -> Finding | None:
                 q.lines("max_model_len", "pool_tokens"),
             ),
         )
+    proofs += _token_gap(q)
     if q.pool.tokens:
         text = f"{q.pool.tokens:,} tokens: {q.pool.how}" + (
             "; " + "; ".join(q.pool.checks) if q.pool.checks else ""
@@ -437,7 +472,7 @@ def find_insufficient(q: Quantities) -> Finding | None:
     return Finding(
         "INSUFFICIENT_EVIDENCE",
         "low",
-        f"This does not carry a verdict: {first.what} is not known.{said}",
+        f"This does not carry a verdict: {_of_others(q) or f'{first.what} is not known'}.{said}",
         proofs,
         (
             Step(f"add {first.settle}", "then the question can be answered"),
@@ -447,6 +482,16 @@ def find_insufficient(q: Quantities) -> Finding | None:
         (),
         tuple(missing) or (first,),
     )
+
+
+def _of_others(q: Quantities) -> str | None:
+    """That nothing here was written by an engine that is known, and whose it looks like."""
+    sources = q.evidence.sources
+    if not sources or any(s.recognised for s in sources) or q.evidence.facts:
+        return None
+    software = whose(line for s in sources for line in s.skipped_examples)
+    looks = f"; they look like those of {software}" if software else ""
+    return f"none of the lines is of an engine whose log or metrics are known here{looks}"
 
 
 RULES = (

@@ -217,7 +217,70 @@ def _knee_without_usage(rows: list[Row], knee: int, rate: np.ndarray) -> Finding
     )
 
 
+def find_run_over_fit(q: Quantities) -> Finding | None:
+    """A load test of which lengths, clients and waits are known, before a pool whose size is stated."""
+    pool, limit = q.pool.tokens, q.number("max_num_seqs")
+    if q.main is not None or not pool or any("preemptions" in r for r in q.sweeps):
+        return None
+    for row in sorted(q.sweeps, key=lambda r: -r.get("clients", 0)):
+        prompt, output = row.get("prompt_mean_tokens"), row.get("output_mean_tokens")
+        sent, wait = row.get("clients"), row.get("ttft_p50_s", row.get("ttft_mean_s"))
+        token = row.get("itl_p50_s", row.get("tpot_mean_s", row.get("itl_mean_s")))
+        if not (prompt and output and sent and wait and token):
+            continue
+        fit = int(pool / (prompt + output))
+        if sent <= 1.2 * fit or wait < 20 * token or (limit and limit <= fit):
+            return None
+        lines = q.lines("pool_tokens")
+        return Finding(
+            "CAPACITY_QUEUE",
+            "medium",
+            f"{sent:,.0f} were sent at once and {fit:,} of {prompt + output:,.0f} tokens fit {pool:,}: the others waited, half of them {wait:,.1f} s or longer for a first token.",
+            (
+                Proof(
+                    f"{pool:,} tokens / ({prompt:,.0f} + {output:,.0f}) = {fit:,} at once, {sent / max(fit, 1):.1f} x that was sent",
+                    {"fit": fit, "sent": sent, "held_tokens": prompt + output},
+                    lines,
+                ),
+                Proof(
+                    f"First token after {wait:,.1f} s, then one each {1000 * token:,.0f} ms: time goes into waiting, not into decoding",
+                    {"ttft_s": wait, "itl_s": token},
+                ),
+            ),
+            (
+                Step(
+                    f"send at most {max(fit, 1):,} at once",
+                    "about the same rate, and the wait is at the client where it is seen",
+                    {"clients": max(fit, 1)},
+                ),
+            ),
+            (),
+            (
+                "that they wait for the pool: lengths are means of the run, and usage was not recorded",
+            ),
+            (
+                Missing(
+                    "usage and preemptions during the run",
+                    "vllm:kv_cache_usage_perc and vllm:num_preemptions_total before and after it",
+                ),
+            ),
+            {"safe_concurrency": fit, "fired_over_fit": round(sent / max(fit, 1), 1)},
+        )
+    return None
+
+
 RULES = (
+    Rule(
+        "run-over-fit",
+        "CAPACITY_QUEUE",
+        92,
+        ("sweeps", "pool"),
+        find_run_over_fit,
+        "A load test that sends more than fits, and whose first tokens come late while the next come fast, waited before the pool.",
+        "vllm#26850; vllm bench serve",
+        None,
+        ("NO_PRESSURE_YET", "INSUFFICIENT_EVIDENCE"),
+    ),
     Rule(
         "runs-that-preempt",
         "CAPACITY_PREEMPTION",

@@ -1,4 +1,4 @@
-"""Results of load tests: `vllm bench serve --save-result` and what has its keys, as rows of a sweep.
+"""Results of load tests: `vllm bench serve`, saved or as it prints them, and what has its keys, as rows of a sweep.
 
 Read in: shared samples of vLLM 0.26 and 0.33, sglang's bench_serving (JSON lines, same keys), the reference on
 telemetry, section 8. Quirks: `--append-result` writes several objects one after another; request_rate is "inf"
@@ -9,7 +9,8 @@ lengths and the longest gap between tokens are taken (a preempted request shows 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from traces.evidence.evidence import Fact, Found, SourceReport, Value
@@ -34,8 +35,32 @@ _LATENCIES = {"ttft": "ttft", "tpot": "tpot", "itl": "itl", "e2el": "e2e", "e2e_
 _STATS = {"mean": "mean", "median": "p50", "p50": "p50", "p90": "p90", "p95": "p95", "p99": "p99", "max": "max"}  # fmt: skip
 
 
+_TITLE = re.compile(
+    r"=+ *(?:Serving|Offline Throughput|Multi-turn)? ?Benchmark Result *=+", re.IGNORECASE
+)
+_PRINTED = re.compile(r"^\s*([A-Za-z][\w .'()/,-]*?)\s*:\s+(\S.*?)\s*$")
+# what is printed -> key of a saved result
+_SPOKEN = (
+    (r"successful requests", "completed"),
+    (r"failed requests", "failed"),
+    (r"max(?:imum)? re\w+ concurrency", "max_concurrency"),
+    (r"benchmark duration", "duration"),
+    (r"total input tokens", "total_input_tokens"),
+    (r"total generated tokens", "total_output_tokens"),
+    (r"request throughput", "request_throughput"),
+    (r"output token throughput", "output_throughput"),
+    (r"input token throughput", "input_throughput"),
+    (r"(?:traffic request rate|request rate configured)", "request_rate"),
+)
+_PRINTED_LATENCY = re.compile(
+    r"(mean|median|p\d\d) (ttft|tpot|itl|e2el|e2e latency) \(ms\)", re.IGNORECASE
+)
+
+
 def sniff(head: str, name: str) -> float:
-    """1 where the keys of such a result stand."""
+    """1 where the keys of such a result stand, or its printed title."""
+    if _TITLE.search(head):
+        return 0.95
     value = first_value(head)
     if isinstance(value, dict):
         return 1.0 if _is_result(value) else 0.0
@@ -46,10 +71,11 @@ def sniff(head: str, name: str) -> float:
 def read(source: Source) -> Found:
     """A row of a sweep for each result; facts of a single one."""
     reading = JsonReading(source)
+    printed = _TITLE.search(source.head) is not None
     sweeps: list[dict[str, Value]] = []
     facts: list[Fact] = []
     unread = 0
-    for number, value in reading.values():
+    for number, value in _printed(reading) if printed else reading.values():
         if not _is_result(value):
             unread += 1
             continue
@@ -73,6 +99,34 @@ def read(source: Source) -> Found:
         tuple(reading.notes),
     )
     return Found(report, (), tuple(facts), (), tuple(sweeps))
+
+
+def _printed(reading: JsonReading) -> Iterator[tuple[int, dict[str, Value]]]:
+    """Results as the tool prints them, each with the line of its title, under the keys of saved ones."""
+    result: dict[str, Value] = {}
+    at = 1
+    for number, line in reading.source.lines():
+        reading.num_lines = number
+        if _TITLE.search(line):
+            if result:
+                yield at, result
+            result, at = {}, number
+        elif m := _PRINTED.match(line):
+            _read_printed(result, m[1].lower(), m[2])
+    if result:
+        yield at, result
+
+
+def _read_printed(result: dict[str, Value], name: str, text: str) -> None:
+    number = _number(text.replace(",", ""))
+    if number is None:
+        return
+    if latency := _PRINTED_LATENCY.fullmatch(name):
+        result[f"{latency[1].lower()}_{latency[2].lower().replace(' ', '_')}_ms"] = number
+        return
+    for pattern, key in _SPOKEN:
+        if re.match(pattern, name):
+            result.setdefault(key, number)
 
 
 def _is_result(value: Any) -> bool:

@@ -37,8 +37,8 @@ _SECONDS = {
 # pattern of the whole name, after units and statistics are taken off -> target
 _PLAIN: tuple[tuple[str, str], ...] = (
     (r"used", "used_blocks"),
-    (r"(?:num |avg |peak )?(?:running|run)(?: (?:reqs?|requests|seqs?))?|num requests running|batch size running", "num_running"),
-    (r"(?:num )?(?:waiting|wait|queued?|pending|queue size|queue depth|queue length)(?: (?:reqs?|requests|seqs?))?|num requests waiting", "num_waiting"),
+    (r"(?:num |avg |peak )?(?:running|run)(?: (?:reqs?|requests|seqs?))?|num requests running|reqs? running|requests? running|batch size running", "num_running"),
+    (r"(?:num )?(?:waiting|wait|queued?|pending|queue size|queue depth|queue length)(?: (?:reqs?|requests|seqs?))?|num requests waiting|reqs? (?:waiting|queued)|requests? (?:waiting|queued)", "num_waiting"),
     (r"(?:num )?swapped(?: (?:reqs?|requests))?", "num_swapped"),
     (r"(?:kv|gpu)?(?: ?kv)?(?: ?cache)? ?(?:usage|util|utilization|utilisation|occupancy|used)(?: (?:perc|pct|frac))?|kv cache perc|kv|kv perc|kv pct|kv cache pct|kv cache", "kv_usage_frac"),
     (r"(?:num )?(?:used|allocated|alloc|active) ?(?:blocks|blks)?|blocks used", "used_blocks"),
@@ -55,7 +55,7 @@ _PLAIN: tuple[tuple[str, str], ...] = (
     (r"(?:cpu|host)(?: kv)?(?: cache)? ?(?:usage|used|util\w*)(?: perc| pct)?", "host_usage_frac"),
     (r"(?:num )?(?:failed|failures|errors)(?: requests)?", "failed_requests"),
     (r"(?:duration|elapsed|wall|benchmark duration|run time|runtime)", "duration_s"),
-    (r"(?:batch|batch size|bs|parallel|parallelism|num parallel|in flight|inflight|vus|threads|streams)", "clients"),
+    (r"(?:batch|batch size|bs|parallel|parallelism|num parallel|in flight|inflight|vus|threads|streams|conc|concurrent(?: (?:reqs?|requests|users|clients))?)", "clients"),
     (r"(?:step|iter|iteration|tick|i|iteration counter|step id)", "step"),
     (r"(?:t|time|timestamp|ts|date|datetime|clock|wall clock|time s|t s)", "time"),
     (r"(?:state|status|phase)", "state"),
@@ -104,7 +104,7 @@ def guess_column(name: str) -> Column | None:
         "client_caps",
     ):
         return Column(exact.fact)
-    words = re.sub(r"[^a-z0-9%/]+", " ", _camel(name).lower()).strip()
+    words = re.sub(r"[^a-z0-9%/]+", " ", _camel(name).lower().replace("%", " % ")).strip()
     words = re.sub(
         r"\b(?:tokens?|toks?|tok) ?(?:/|per) ?s(?:ec)?(?:ond)?s?\b|tps", "toks", words
     )
@@ -140,6 +140,10 @@ def read_cell(cell: object) -> float | None:
     if isinstance(cell, int | float):
         return float(cell) if cell == cell else None
     text = str(cell).strip().strip("`*").replace("_", "")
+    if re.match(r"[~≈<>]?\s*\d+,(?:\d{1,2}|\d{4,})(?!\d)", text):
+        text = text.replace(
+            ",", ".", 1
+        )  # a comma before other than three digits is a decimal one
     m = re.match(
         r"[~≈<>]?\s*([-+]?\d{1,3}(?:,\d{3})+(?:\.\d+)?|[-+]?\d*\.?\d+(?:[eE][-+]?\d+)?)\s*(%|[kK]\b)?",
         text,

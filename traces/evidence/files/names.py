@@ -145,7 +145,7 @@ _SGLANG: dict[str, tuple[Use, ...]] = {
 _TGI: dict[str, tuple[Use, ...]] = {
     "queue_size": (_gauge("num_waiting"),),
     "batch_current_size": (_gauge("num_running"),),
-    "batch_current_max_tokens": (_gauge("reserved_tokens"),),
+    "batch_current_max_tokens": (_gauge("reserved_tokens"), _fact("reserved_tokens")),
     "request_success": (_counter("", "num_finished"),),
     "request_input_length_sum": (_PROMPT,),
     "request_generated_tokens_sum": (_GENERATION,),

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from traces.evidence.evidence import Found, SourceReport
-from traces.evidence.files.names import look_up
+from traces.evidence.files.names import SHORT_NAMES, Named, look_up
 from traces.evidence.files.series import Scrape, Scrapes, Series
 from traces.evidence.files.stamps import SourceClock, Stamp, find_stamp
 from traces.evidence.source import Source
@@ -40,6 +40,7 @@ _KNOWN = re.compile(
     r"|^\s*(?:tgi|nv_trt_llm|dynamo_component|dynamo_frontend)_\w+(?:\{[^\n]*\})?\s+[-+\dNnIi.]",
     re.MULTILINE,
 )
+_BARE = re.compile(r"^\s*([a-z][a-z_]{8,})(?:\{[^\n]*\})?\s+[-+\dNnIi.]\S*\s*$")
 _ANY = re.compile(r"^[a-zA-Z_:][\w:]*(?:\{[^\n]*\})?\s+[-+\dNnIi.][^\s]*$", re.MULTILINE)
 
 
@@ -50,10 +51,18 @@ def sniff(head: str, name: str) -> float:
     if known:
         others = sum(1 for x in lines if re.search(r"\b(INFO|WARNING|ERROR|DEBUG)\b", x))
         return 0.4 if others > known else (1.0 if known > 1 else 0.7)
+    short = [m[1] for x in lines[:200] if (m := _BARE.match(x)) and _named(m[1]) is not None]
+    if len(set(short)) >= 2 and 2 * len(short) >= len(lines):
+        return 0.9  # names that were copied without their engine
     helps = len(re.findall(r"^# (?:HELP|TYPE) \w", head, re.MULTILINE))
     if helps >= 2 and len(_ANY.findall(head)) >= 1:
         return 0.8  # of some other software: it says so
     return 0.0
+
+
+def _named(name: str) -> Named | None:
+    """The metric of a name, also of one that was copied without its engine."""
+    return look_up(name) or look_up(SHORT_NAMES.get(name.removesuffix("_total"), ""))
 
 
 @dataclass
@@ -137,9 +146,11 @@ def _read_line(r: _Reading, number: int, line: str) -> None:
     name, labels_text, value, time = parsed
     if stamp is not None:
         _take_time_of_line(r, stamp)
-    named = look_up(name)
+    named = _named(name)
     if named is None:
         r.other_metrics += 1
+        if not r.recognised and len(r.skipped) < 5:
+            r.skipped.append(line.strip()[:200])
         return
     series = r.scrapes.prepare(named, dict(_labels(labels_text)))
     if stamp is None and time is None and len(r.known) < MAX_KNOWN:
@@ -198,6 +209,9 @@ def _take_time(r: _Reading, stamp: Stamp) -> None:
     t_s = r.clock.t_s(stamp)
     if r.has_pending and stamp.relative == "before":
         return
+    first = r.scrape if len(r.scrapes.scrapes) == 1 else None
+    if stamp.relative == "before" and first is not None and first.t_s is None:
+        first.t_s = 0.0  # "30 s later" counts from the scrape above it
     r.pending, r.has_pending = t_s, True
     r.times += 1
 

@@ -35,6 +35,7 @@ _SERIES_VALUES = {
     "num_running", "num_waiting", "num_swapped", "kv_usage_frac", "used_blocks", "free_blocks",
     "generation_tokens_per_s", "prompt_tokens_per_s", "preemptions", "iteration_tokens",
 }  # fmt: skip
+_PANEL_VALUES = {"num_running", "num_waiting", "kv_usage_frac"}
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{2,}:?\s*)*\|?\s*$")
 _PAIR = re.compile(r"([A-Za-z][\w.%-]*)\s*=\s*([^\s,;]+)")
 _MOST_LATENCY_S = 200.0  # a larger one without a unit is in milliseconds
@@ -52,6 +53,8 @@ def sniff(head: str, name: str) -> float:
     known = {n: c for n in names if (c := guess_column(n)) is not None}
     targets = {c.target for c in known.values()}
     said = len(targets - {"label", "time", "step", "rank", "request", "state"})
+    if said == 1 and "time" in targets and len(names) == 2 and targets & _PANEL_VALUES:
+        return 0.6  # one panel of a dashboard
     if _REQUEST_COLUMNS.search(",".join(names)) or said < 2:
         return 0.3 if said == 1 and {"time", "step"} & targets and len(names) <= 3 else 0.0
     share = len(known) / len(names)
@@ -73,7 +76,11 @@ def _header(head: str) -> list[str]:
     for above, line in pairwise(lines):
         if _is_markdown_rule(line):
             return _cells(above, "|")
-    rows = [x for x in lines[:60] if x.strip() and not x.lstrip().startswith(("#", "*", ">"))]
+    rows = [
+        x
+        for x in lines[:60]
+        if x.strip() and not x.lstrip().startswith(("#", "*", ">", "sep="))
+    ]
     rows = [x for x in rows if not _RULE.match(x) and not re.fullmatch(r"[-=+ ]{3,}", x)]
     if not rows:
         return []
@@ -221,13 +228,17 @@ def _rows(source: Source, table: _Table) -> Iterator[tuple[int, Mapping[str, Any
         if markdown and _is_markdown_rule(line):
             names = _cells(above, "|")
             table.columns |= {n: guess_column(n) for n in names}
-        elif line.strip() and not _RULE.match(line) and not line.lstrip().startswith("#"):
+        elif (
+            line.strip()
+            and not _RULE.match(line)
+            and not line.lstrip().startswith(("#", "sep="))
+        ):
             if pairs:
                 row = dict(_PAIR.findall(line))
                 table.columns |= {n: guess_column(n) for n in row if n not in table.columns}
             elif not names and not markdown:
                 mark = _mark_of(
-                    [x for x in lines if x.strip() and not x.lstrip().startswith("#")]
+                    [x for x in lines if x.strip() and not x.lstrip().startswith(("#", "sep="))]
                 )
                 names = _cells(line, mark)
                 table.columns = {n: guess_column(n) for n in names}
