@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzer.pages import compare, diagnose, preemptions, requests
+from analyzer.pages import block_map, compare, diagnose, preemptions, requests
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
@@ -27,6 +27,12 @@ PAGES = {
         title="Requests",
         icon=":material/view_timeline:",
         url_path="requests",
+    ),
+    "block-map": st.Page(
+        block_map.page,
+        title="Block map",
+        icon=":material/grid_on:",
+        url_path="block-map",
     ),
     "diagnose": st.Page(
         diagnose.page,

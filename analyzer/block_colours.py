@@ -64,7 +64,7 @@ def state_colour(state: CellState, theme: Theme) -> str:
         CellState.EMPTY: _mixed(theme.ground, theme.text, 0.09),
         CellState.CACHED: _mixed(theme.ground, theme.text, 0.22),
         CellState.PREFILL: theme.ok,
-        CellState.DECODE: theme.a,
+        CellState.DECODE: "#8fa3b8" if theme.template == "plotly_white" else "#74879c",
         CellState.SHARED: "#F0E442",
         CellState.FENCED: theme.swap,
     }[state]

@@ -98,6 +98,11 @@ class Ownership:
         ended = np.searchsorted(self._ends, query, "left")
         return np.where(rows[None, :] >= 0, began - ended, 0)
 
+    def latest_holder(self, block: int, row: int) -> str | None:
+        """Who holds a block at a step, or held it last before; None where nobody has yet."""
+        latest = self.at(np.array([block]), np.array([row])).latest[0, 0]
+        return None if latest == NOBODY else str(self.ids[int(self.owner[latest])])
+
     def of(self, owner: int) -> np.ndarray:
         """Indices of all intervals of an owner."""
         return np.flatnonzero(self.owner == owner)

@@ -71,6 +71,16 @@ def block_map(
     return go.Figure({"data": canvas.traces, "layout": layout})
 
 
+def map_axes(pictures: Sequence[MapPicture]) -> dict[str, str]:
+    """Side -> name of its map's y axis in the layout of `block_map`."""
+    found, n = {}, 0
+    for picture in pictures:
+        n += 2  # marks, map
+        found[str(picture.side)] = f"yaxis{n}"
+        n += picture.host is not None
+    return found
+
+
 def png(index: np.ndarray, colours: Sequence[str], least_rows: int = 1) -> bytes:
     """A raster [rows, columns] of palette indices, its first row at the bottom, as a PNG.
 
@@ -179,12 +189,13 @@ def _draw_map(
     note = f"blocks {low:,} to {high:,}"
     if picture.per_row > 1:
         note += f", 1 of {three_digits(picture.per_row)} drawn (all when zoomed in)"
-    note += f" · ▾ {_many(picture.num_preemptions, 'preemption')}"
+    note += f" · {_many(picture.num_preemptions, 'preemption')} marked above"
     canvas.title(f"{picture.side} · {html.escape(picture.name)}", note, theme)
     hidden = {"range": [0, 1], "visible": False}
     _draw_marks(canvas, canvas.axis(TICKS_PX, hidden, gap=0), picture, axis, theme)
     settings = _scale(theme) | {
         "range": [low - 0.5, high + 0.5],
+        "fixedrange": False,
         "nticks": 6,
         "title": {"text": "block", "font": {"size": 11, "color": theme.muted}, "standoff": 2},
     }

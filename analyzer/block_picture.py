@@ -68,6 +68,43 @@ class BlockRun:
         rows = np.searchsorted(self.steps["step"].to_numpy(), found["step"].to_numpy(), "left")
         return found.select("request_id", row=pl.Series(rows))
 
+    def request_facts(self, request_id: str) -> RequestFacts | None:
+        """What one request did with its blocks; None where it never held any."""
+        code = self.own.code(request_id)
+        if code is None:
+            return None
+        mine = self.own.of(code)
+        first, last = self.own.first[mine], self.own.last[mine]
+        most_row = int(first[np.argmax(_held_at(first, last))])
+        most, runs = block_measures.request_runs(self.own, code, most_row)
+        numbers = self.steps["step"].to_numpy()
+        return RequestFacts(
+            most,
+            runs,
+            int(numbers[first.min()]),
+            int(numbers[last.max()]),
+            int((self.preemptions["request_id"] == request_id).sum()),
+        )
+
+
+def _held_at(first: np.ndarray, last: np.ndarray) -> np.ndarray:
+    """[n] how many of the intervals hold in the first row of each."""
+    return np.searchsorted(np.sort(first), first, "right") - np.searchsorted(
+        np.sort(last), first, "left"
+    )
+
+
+@dataclass(frozen=True)
+class RequestFacts:
+    """One request's blocks: the most it held at a time, in how many runs they lay then (copies to swap
+    it out, neighbours taken together), its first and last step with any, and its preemptions."""
+
+    most_blocks: int
+    most_runs: int
+    first_step: int
+    last_step: int
+    num_preemptions: int
+
 
 @dataclass(frozen=True, eq=False)
 class Hover:
