@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,6 @@ import polars as pl
 PHASES = ("queued", "prefill", "decode", "preempted", "recomputing", "swapped", "restoring")
 QUEUED, PREFILL, DECODE, PREEMPTED, RECOMPUTING, SWAPPED, RESTORING = range(7)
 SUFFERED = (PREEMPTED, RECOMPUTING, SWAPPED, RESTORING)  # what a preemption brings
-_KIND = pl.col("kind").cast(pl.String)
 _BETWEEN = ("preempt", "swap_in", "load", "resume", "refuse")
 _PREEMPT, _SWAP_IN, _LOAD, _RESUME, _REFUSE = range(5)
 _MANY = np.iinfo(np.int64).max
@@ -80,6 +80,20 @@ class Lanes:
     @property
     def num_lanes(self) -> int:
         return len(self.row)
+
+    @cached_property
+    def suffered_s(self) -> np.ndarray:
+        """Seconds that each lane was preempted, swapped, on its way back or computed again. [n]."""
+        which = np.flatnonzero(np.isin(self.phase, SUFFERED))
+        lane = np.searchsorted(self.first, which, "right") - 1
+        length = self.stop_s[which] - self.start_s[which]
+        return np.bincount(lane, weights=length, minlength=self.num_lanes)
+
+    @cached_property
+    def usual_life_s(self) -> float:
+        """How long the longest tenth of the lanes lasts at least; 0 without lanes."""
+        life = self.end_s - self.arrival_s
+        return float(np.quantile(life, 0.9)) if len(life) else 0.0
 
     def alive(self, shown: tuple[float, float]) -> np.ndarray:
         """Lanes that touch a stretch of time, by arrival."""
@@ -272,7 +286,7 @@ class _Between:
 def _between(events: pl.DataFrame, requests: pl.DataFrame) -> tuple[_Between, int]:
     """These events, and how many had to be left out."""
     codes = {kind: i for i, kind in enumerate(_BETWEEN)}
-    wanted = events.filter(_KIND.is_in(_BETWEEN))
+    wanted = events.filter(pl.col("kind").is_in(_BETWEEN))
     rows = requests.select("request_id").with_row_index("row")
     found = (
         wanted.select(
@@ -280,7 +294,7 @@ def _between(events: pl.DataFrame, requests: pl.DataFrame) -> tuple[_Between, in
             "t_s",
             "step",
             "tokens",
-            kind=_KIND.replace_strict(codes, return_dtype=pl.UInt8),
+            kind=pl.col("kind").cast(pl.String).replace_strict(codes, return_dtype=pl.UInt8),
             cost_s=pl.col("cost_s").fill_null(0.0).fill_nan(0.0),
             is_swap=(pl.col("mode_used").cast(pl.String) == "swap").fill_null(False),
         )

@@ -34,10 +34,11 @@ from analyzer.lanes_picture import (
     STACK,
     STRIP_PX,
     Bars,
+    Skyline,
     Strips,
     phases_in_words,
 )
-from analyzer.look import Side, Theme, faded, seconds
+from analyzer.look import Side, Theme, faded, seconds, three_digits
 
 LABELS = {
     QUEUED: "queued",
@@ -58,12 +59,14 @@ HEIGHTS = {
     RESTORING: 0.84,
 }
 COUNT_PX = 66
+SKY_PX = 120
 GAP_PX = 30
 TOP_PX = 60
 BOTTOM_PX = 44
 LEFT_PX = 84
 LANE_PX = 11
 LONGEST_ID = 12
+MOST_TOLD = 200  # characters of a name that goes along, to be chosen by a click
 _CLEAR = "rgba(0,0,0,0)"
 _SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
 
@@ -101,7 +104,19 @@ class LaneRow:
     chosen: int | None = None
 
 
-Row = CountRow | StripRow | LaneRow
+@dataclass(frozen=True)
+class SkyRow:
+    """Requests by arrival, each as high as it lasted. ids: of the requests drawn; chosen: the place
+    of the chosen one among them, or None."""
+
+    side: Side
+    name: str
+    sky: Skyline
+    ids: Sequence[str]
+    chosen: int | None = None
+
+
+Row = CountRow | StripRow | SkyRow | LaneRow
 
 
 def phase_colour(phase: int, theme: Theme) -> str:
@@ -128,6 +143,8 @@ def lanes_figure(rows: Sequence[Row], shown: tuple[float, float], theme: Theme) 
             _draw_counts(canvas, row, shown, theme)
         elif isinstance(row, StripRow):
             _draw_strips(canvas, row, theme)
+        elif isinstance(row, SkyRow):
+            _draw_sky(canvas, row, theme)
         else:
             _draw_lanes(canvas, row, shown, theme)
     layout = {
@@ -145,6 +162,8 @@ def height_of(row: Row) -> int:
     """Pixels of a row without its title."""
     if isinstance(row, CountRow):
         return COUNT_PX
+    if isinstance(row, SkyRow):
+        return SKY_PX
     if isinstance(row, StripRow):
         return len(row.strips.sizes) * _strip_px(row)
     return max(len(row.ids), 2) * LANE_PX
@@ -160,6 +179,10 @@ def alt_text(rows: Sequence[Row], shown: tuple[float, float]) -> str:
         elif isinstance(row, StripRow):
             said.append(
                 f"{who}: {len(row.strips.lanes):,} requests in {len(row.strips.sizes)} strips by arrival."
+            )
+        elif isinstance(row, SkyRow):
+            said.append(
+                f"{who}, {_sky_note(row.sky)}: they lasted up to {seconds(float(row.sky.life_s.max(initial=0.0)))}."
             )
         else:
             total = np.bincount(
@@ -222,6 +245,8 @@ def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
         what = "requests by phase"
     elif isinstance(row, StripRow):
         what = _strip_note(row.strips)
+    elif isinstance(row, SkyRow):
+        what = _sky_note(row.sky)
     else:
         hidden = row.bars.num_hidden
         what = row.note + (f"; {hidden:,} short stretches not drawn" if hidden else "")
@@ -243,6 +268,19 @@ def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
             "align": "left",
         }
     )
+
+
+def _sky_note(sky: Skyline) -> str:
+    """'2,000 requests where they arrived, as high as they lasted (of 4 a column the one ...)'."""
+    if not sky.num_arrivals:
+        return "no request arrived in this time"
+    note = f"{sky.num_arrivals:,} requests where they arrived, as high as they lasted"
+    per = sky.num_arrivals / max(len(sky.lanes), 1)
+    if per > 1:
+        note += f"; of {three_digits(per)} a column the one preempted longest, else the slowest"
+    if sky.num_cut:
+        note += f"; {sky.num_cut:,} are higher than the picture"
+    return note
 
 
 def _strip_note(strips: Strips) -> str:
@@ -315,7 +353,6 @@ def _draw_strips(canvas: _Canvas, row: StripRow, theme: Theme) -> None:
     strips = row.strips
     num = len(strips.sizes)
     ticks = np.unique(np.linspace(0, num, 5).astype(int))
-    labels = [f"{int(strips.bounds[t]) + 1:,}." if t < num else "" for t in ticks]
     first = int(strips.lanes[0]) if len(strips.lanes) else 0
     labels = [f"nr {first + int(strips.bounds[t]) + 1:,}" if t < num else "" for t in ticks]
     settings = _scale(theme) | {
@@ -325,38 +362,94 @@ def _draw_strips(canvas: _Canvas, row: StripRow, theme: Theme) -> None:
         "showgrid": False,
     }
     axis = canvas.axis(height_of(row), settings)
-    source = base64.b64encode(png(strips.index(), theme)).decode()
-    canvas.images.append(
-        {
-            "source": f"data:image/png;base64,{source}",
-            "xref": "x",
-            "yref": axis,
-            "x": strips.shown[0],
-            "y": 0,
-            "sizex": strips.shown[1] - strips.shown[0],
-            "sizey": num,
-            "xanchor": "left",
-            "yanchor": "top",
-            "sizing": "stretch",
-            "layer": "below",
-        }
-    )
+    canvas.images.append(_image(strips.index(), strips.shown, (0.0, float(num)), axis, theme))
     canvas.traces.append(_strip_hover(row, first, axis))
     if row.chosen is not None:
         at = float(np.searchsorted(strips.bounds, row.chosen, "right")) - 0.5
-        canvas.traces.append(
-            {
-                "type": "scatter",
-                "mode": "markers",
-                "x": [strips.shown[0]],
-                "y": [at],
-                "yaxis": axis,
-                "marker": {"symbol": "triangle-right", "size": 11, "color": theme.text},
-                "cliponaxis": False,
-                "hovertemplate": "the chosen request<extra></extra>",
-                "showlegend": False,
-            }
-        )
+        _mark(canvas, strips.shown[0], at, "triangle-right", axis, theme)
+
+
+def _draw_sky(canvas: _Canvas, row: SkyRow, theme: Theme) -> None:
+    """The picture, and over it unseen bars that answer to mouse and click."""
+    sky = row.sky
+    axis = canvas.axis(
+        SKY_PX, _scale(theme) | {"range": [0, sky.top_s], "nticks": 4, "ticksuffix": " s"}
+    )
+    canvas.images.append(_image(sky.index, sky.shown, (sky.top_s, 0.0), axis, theme))
+    told = [
+        [
+            harmless(name, 40),
+            seconds(float(life)),
+            _spent(spent),
+            name if len(name) <= MOST_TOLD else "",
+        ]
+        for name, life, spent in zip(row.ids, sky.life_s, sky.seconds, strict=True)
+    ]
+    canvas.traces.append(
+        {
+            "type": "bar",
+            "x": sky.x,
+            "y": np.minimum(sky.life_s, sky.top_s).astype(np.float32),
+            "width": sky.width_s,
+            "yaxis": axis,
+            "customdata": told,
+            "marker": {"color": theme.text, "opacity": 0, "line": {"width": 0}},
+            "hovertemplate": f"<b>request %{{customdata[0]}}</b> in {row.side}<br>arrived at %{{x:,.3f}} s, lasted %{{customdata[1]}}<br>%{{customdata[2]}}<extra></extra>",
+            "selected": {"marker": {"opacity": 0}},
+            "unselected": {"marker": {"opacity": 0}},
+            "showlegend": False,
+        }
+    )
+    if row.chosen is not None:
+        _mark(canvas, float(sky.x[row.chosen]), 0.0, "triangle-up", axis, theme)
+
+
+def _spent(spent: np.ndarray) -> str:
+    """'queued 1.2 s<br>decode 8 s': what a request's time went to."""
+    return "<br>".join(
+        f"{LABELS[p]} {seconds(float(spent[p]))}" for p in range(len(PHASES)) if spent[p] > 0
+    )
+
+
+def _mark(canvas: _Canvas, x: float, y: float, symbol: str, axis: str, theme: Theme) -> None:
+    """Where the chosen request is."""
+    canvas.traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [x],
+            "y": [y],
+            "yaxis": axis,
+            "marker": {"symbol": symbol, "size": 11, "color": theme.text},
+            "cliponaxis": False,
+            "hovertemplate": "the chosen request<extra></extra>",
+            "showlegend": False,
+        }
+    )
+
+
+def _image(
+    index: np.ndarray,
+    x: tuple[float, float],
+    y: tuple[float, float],
+    axis: str,
+    theme: Theme,
+) -> dict[str, Any]:
+    """A raster under the axes. y: at its top and at its bottom."""
+    source = base64.b64encode(png(index, theme)).decode()
+    return {
+        "source": f"data:image/png;base64,{source}",
+        "xref": "x",
+        "yref": axis,
+        "x": x[0],
+        "y": y[0],
+        "sizex": x[1] - x[0],
+        "sizey": abs(y[1] - y[0]),
+        "xanchor": "left",
+        "yanchor": "top",
+        "sizing": "stretch",
+        "layer": "below",
+    }
 
 
 def _strip_hover(row: StripRow, first: int, axis: str) -> dict[str, Any]:
@@ -426,7 +519,13 @@ def _draw_lanes(
         stop = np.minimum(bars.stop_s[which], shown[1])
         lengths = bars.stop_s[which] - bars.start_s[which]
         told = [
-            [full[p], f"{a:,.3f}", f"{b:,.3f}", seconds(float(n)) + (" so far" if o else "")]
+            [
+                full[p],
+                f"{a:,.3f}",
+                f"{b:,.3f}",
+                seconds(float(n)) + (" so far" if o else ""),
+                row.ids[p] if len(row.ids[p]) <= MOST_TOLD else "",
+            ]
             for p, a, b, n, o in zip(
                 bars.place[which],
                 bars.start_s[which],
@@ -495,6 +594,8 @@ def _phases_in(rows: Sequence[Row]) -> list[int]:
             there |= row.counts.any(axis=1)
         elif isinstance(row, StripRow):
             there |= row.strips.mean.any(axis=(0, 2))
+        elif isinstance(row, SkyRow):
+            there |= row.sky.seconds.any(axis=0)
         else:
             there[row.bars.phase] = True
     return [p for p in range(len(PHASES)) if there[p]]

@@ -30,6 +30,8 @@ from analyzer.look import Side
 
 COLUMNS = 900  # pixels of a picture; a screen shows about as many
 STRIPS = 40
+SKY_COLUMNS = 600
+SKY_ROWS = 120
 STRIP_PX = 10  # of the picture, which is drawn at half its height
 HOVER_COLUMNS = 75
 COUNT_COLUMNS = 300
@@ -135,6 +137,99 @@ def _mean_in_cells(
     change -= np.bincount(base + last, minlength=size)
     whole = np.cumsum(change.reshape(rows, columns), axis=1)
     return (found.reshape(rows, columns) + whole).astype(np.float32)
+
+
+# ---- all requests by arrival ----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Skyline:
+    """One request a column, standing on its arrival: upward runs the time since then.
+
+    x [columns]: middle of each column, in seconds; lanes [columns]: the lane drawn there; seconds
+    [columns, phases]: how long it was in each phase in all; life_s [columns]; index [rows, columns of
+    the picture]: palette, the highest on top; top_s: height of the picture; width_s: of a column;
+    num_arrivals: in the shown time; num_cut: columns that are higher than the picture.
+    """
+
+    x: np.ndarray
+    lanes: np.ndarray
+    seconds: np.ndarray
+    life_s: np.ndarray
+    index: np.ndarray
+    top_s: float
+    width_s: float
+    num_arrivals: int
+    num_cut: int
+    shown: tuple[float, float]
+
+
+def skyline(
+    lanes: Lanes,
+    shown: tuple[float, float],
+    *,
+    columns: int = SKY_COLUMNS,
+    rows: int = SKY_ROWS,
+    top_s: float | None = None,
+) -> Skyline:
+    """The requests that arrived in a stretch of time, one a column: of several the one that was
+    preempted longest, else the one that lasted longest.
+
+    top_s: height of the picture, None to fit: a few requests that lasted far longer are cut.
+    """
+    begin, end = (int(i) for i in np.searchsorted(lanes.arrival_s, shown))
+    width = (shown[1] - shown[0]) / columns
+    arrival = lanes.arrival_s[begin:end]
+    column = np.minimum(((arrival - shown[0]) / width).astype(np.int64), columns - 1)
+    life = lanes.end_s[begin:end] - arrival
+    suffered = lanes.suffered_s[begin:end]
+    rank = np.where(suffered > 0, suffered + life.max(initial=0.0), life)
+    which = begin + _greatest(rank, column)
+    life = lanes.end_s[which] - lanes.arrival_s[which]
+    top = sky_top(life) if top_s is None else top_s
+    index, owner = lanes.intervals_of(which)
+    since = lanes.arrival_s[which][owner]
+    mean = _mean_in_cells(
+        owner * len(PHASES) + lanes.phase[index],
+        lanes.start_s[index] - since,
+        lanes.stop_s[index] - since,
+        (0.0, top),
+        len(which) * len(PHASES),
+        rows,
+    ).reshape(len(which), len(PHASES), rows)
+    mean[:, list(SUFFERED)] *= 100.0  # seen wherever it happened
+    colour = np.where(mean.any(axis=1), mean.argmax(axis=1), NOBODY).astype(np.uint8)
+    picture = np.full((columns, rows), NOBODY, np.uint8)
+    picture[column[which - begin]] = colour
+    return Skyline(
+        x=shown[0] + (column[which - begin] + 0.5) * width,
+        lanes=which,
+        seconds=lanes.seconds_in(which, (-np.inf, np.inf)),
+        life_s=life,
+        index=picture.T[::-1],
+        top_s=top,
+        width_s=width,
+        num_arrivals=end - begin,
+        num_cut=int((life > top).sum()),
+        shown=shown,
+    )
+
+
+def sky_top(life_s: np.ndarray) -> float:
+    """Height for requests that last so long: all of them, unless a few last far longer."""
+    if not len(life_s):
+        return 1.0
+    return float(max(min(life_s.max(), 1.5 * np.quantile(life_s, 0.995)), 1e-9))
+
+
+def _greatest(rank: np.ndarray, group: np.ndarray) -> np.ndarray:
+    """The first place of the greatest rank in each group. group: sorted; [groups that occur]."""
+    if not len(rank):
+        return np.empty(0, np.int64)
+    begins = np.flatnonzero(np.diff(group, prepend=-1))
+    most = np.repeat(np.maximum.reduceat(rank, begins), np.diff(begins, append=len(rank)))
+    tops = np.flatnonzero(rank == most)
+    return tops[np.flatnonzero(np.diff(group[tops], prepend=-1))]
 
 
 # ---- lanes in detail ----------------------------------------------------------------------------

@@ -13,8 +13,24 @@ import streamlit as st
 
 from analyzer.figures import CONFIG
 from analyzer.lanes import Lanes, build_lanes
-from analyzer.lanes_figure import CountRow, LaneRow, Row, StripRow, alt_text, lanes_figure
-from analyzer.lanes_picture import COUNT_COLUMNS, Strips, bars, strips, worth_a_look
+from analyzer.lanes_figure import (
+    CountRow,
+    LaneRow,
+    Row,
+    SkyRow,
+    StripRow,
+    alt_text,
+    lanes_figure,
+)
+from analyzer.lanes_picture import (
+    COUNT_COLUMNS,
+    Skyline,
+    Strips,
+    bars,
+    skyline,
+    strips,
+    worth_a_look,
+)
 from analyzer.look import Side
 from analyzer.pages.parts import state
 from analyzer.pages.parts.messages import guarded
@@ -26,6 +42,7 @@ from analyzer.run import run_names
 
 SIDES = {"both": "A over B", "A": "A", "B": "B"}
 ROWS = {"counts": "By phase", "strips": "Overview", "lanes": "Lanes"}
+LONG_LANES = 12  # strips, where the shown time is shorter than so many usual requests
 MOST_LANES = {1: 48, 2: 24}  # in detail, by the number of runs shown
 
 
@@ -45,6 +62,13 @@ def pair_of(key: str, _opened: Opened) -> Paired:
 @st.cache_resource(max_entries=24, show_spinner=False)
 def _strips(key: str, side: Side, shown: tuple[float, float], _lanes: Lanes) -> Strips:
     return strips(_lanes, shown)
+
+
+@st.cache_resource(max_entries=24, show_spinner=False)
+def _skyline(
+    key: str, side: Side, shown: tuple[float, float], top_s: float | None, _lanes: Lanes
+) -> Skyline:
+    return skyline(_lanes, shown, top_s=top_s)
 
 
 @st.fragment
@@ -124,7 +148,7 @@ def _rows(
     if "counts" in which:
         rows += [CountRow(s, names[s], c, top) for s, c in counts.items()]
     if "strips" in which:
-        rows += [StripRow(s, names[s], x) for s, x in found.items()]
+        rows += _overview(opened, lanes, shown, found, names)
     if "lanes" in which:
         pair = pair_of(opened.key, opened)
         same = {s: np.append(x.lane, x.num_lanes)[pair.rows[s]] for s, x in lanes.items()}
@@ -134,6 +158,27 @@ def _rows(
             rows.append(
                 LaneRow(side, names[side], ids, bars(x, same[side][numbers], shown), note)
             )
+    return rows
+
+
+def _overview(
+    opened: Opened,
+    lanes: Mapping[Side, Lanes],
+    shown: tuple[float, float],
+    found: Mapping[Side, Strips],
+    names: Mapping[Side, str],
+) -> list[Row]:
+    """Strips where lanes are long enough on this axis to be seen; else each request where it arrived."""
+    width = shown[1] - shown[0]
+    if width < LONG_LANES * max(x.usual_life_s for x in lanes.values()):
+        return [StripRow(s, names[s], x) for s, x in found.items()]
+    skies = {s: _skyline(opened.key, s, shown, None, x) for s, x in lanes.items()}
+    top = max(sky.top_s for sky in skies.values())
+    rows: list[Row] = []
+    for side, x in lanes.items():
+        sky = _skyline(opened.key, side, shown, top, x)
+        ids = opened.run(side).requests["request_id"].gather(x.row[sky.lanes]).to_list()
+        rows.append(SkyRow(side, names[side], sky, ids))
     return rows
 
 
