@@ -49,7 +49,7 @@ _TELL = re.compile(
 )
 _FLAGS = re.compile(
     r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b"
-    r"|(?i:\b(?:device|[gn]pu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;\d]{0,20}\b0(?:\.0)?\s?%"
+    r"|(?i:\b(?:device|[gn]pu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;\d]{0,20}(?<![\d.])0(?:\.0)?\s?%"
     r"|(?i:\b\d+ (?:parallel|concurrent|simultaneous)\b)|(?i:\b\d[\d,]*k? (?:prompt|input|output|generated) tokens\b)"
     r"|(?i:\bblock[ _-]size \d+\b)",
     re.M,

@@ -83,7 +83,7 @@ _KV_SIZE = re.compile(
 )
 _KV_TYPE = re.compile(r"\b(fp8(?:_e\dm\d)?|int8|fp4|nvfp4)[ -]KV\b", re.IGNORECASE)
 _IDLE = re.compile(
-    r"(?:\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;.\d]{0,20}\b0(?:\.0)?\s?%",
+    r"(?:\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;.\d]{0,20}(?<![\d.])0(?:\.0)?\s?%",
     re.IGNORECASE,
 )
 _SETTING = re.compile(
