@@ -6,12 +6,13 @@ the recording's parts into the file; only the preemptions, which are computed, a
 
 from __future__ import annotations
 
+import io
 import json
 import tempfile
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import polars as pl
 
@@ -27,10 +28,10 @@ PREEMPTIONS = "preemptions"
 NAMES = (*(table.name for table in TABLES), PREEMPTIONS)
 _README = """Data of a range of KV Replay recordings.
 
-A/ and B/ hold one Parquet file a table, {part}.
-preemptions.parquet is computed: one row a preemption with its costs. columns.json says type, unit and
+A/ and B/ (of a pair) hold one file a table, {part}.
+The table preemptions is computed: one row a preemption with its costs. columns.json says type, unit and
 meaning of each recorded column; evidence-*.json name the recordings by hash.
-Read them with polars.read_parquet, pandas.read_parquet or DuckDB.
+Times are seconds since the start of the run. polars, pandas and DuckDB read these files.
 """
 
 Part = tuple[float, float]
@@ -111,15 +112,27 @@ def _sink(frame: pl.LazyFrame, out: Path, kind: str) -> None:
     frame.with_columns(as_text).sink_csv(out)
 
 
-def write_zip(out: Path, runs: Mapping[Side, Run], part: Part | None) -> None:
-    """All tables of all runs as Parquet in one zip, with what the columns mean and the hashes."""
+def zip_bytes(runs: Mapping[Side, Run], part: Part | None, kind: str = ".parquet") -> bytes:
+    """The zip of `write_zip`, for a page."""
+    out = io.BytesIO()
+    write_zip(out, runs, part, kind)
+    return out.getvalue()
+
+
+def write_zip(
+    out: Path | BinaryIO, runs: Mapping[Side, Run], part: Part | None, kind: str = ".parquet"
+) -> None:
+    """All tables of all runs in one zip, with what the columns mean and the hashes. kind: of the
+    tables, `.parquet` or `.csv`."""
+    # Parquet is compressed
+    method = zipfile.ZIP_STORED if kind == ".parquet" else zipfile.ZIP_DEFLATED
     said = (
         "of the whole run"
         if part is None
         else f"rows that belong to {part[0]:g} to {part[1]:g} s"
     )
     with (
-        zipfile.ZipFile(out, "w", zipfile.ZIP_STORED) as archive,  # Parquet is compressed
+        zipfile.ZipFile(out, "w", method) as archive,
         tempfile.TemporaryDirectory(prefix="kv-replay-") as folder,
     ):
         archive.writestr("README.txt", _README.format(part=said))
@@ -130,9 +143,9 @@ def write_zip(out: Path, runs: Mapping[Side, Run], part: Part | None) -> None:
                 frame = table_of(run, name, part)
                 if frame is None:
                     continue
-                file = Path(folder) / f"{side}-{name}.parquet"
-                _sink(frame, file, ".parquet")
-                archive.write(file, f"{side}/{name}.parquet")
+                file = Path(folder) / f"{side}-{name}{kind}"
+                _sink(frame, file, kind)
+                archive.write(file, f"{side}/{name}{kind}")
                 file.unlink()
 
 

@@ -25,6 +25,7 @@ from analyzer.report_figures import (
     STILL,
     Picture,
     as_json,
+    block_map_picture,
     card_picture,
     distribution_pictures,
     timeline_picture,
@@ -38,6 +39,7 @@ PAPER_ROWS = (
     ("blocks", "delta", "waiting", "preemptions"),
     ("running", "step", "tokens", "host"),
 )
+PAPER_MAP_PX = 860
 PAPER_HEIGHTS_PX = (560, 530)  # so that the first fits on the first page
 CARD_PX = 600  # drawn at twice that
 CARD_SCALE = 2
@@ -87,7 +89,9 @@ def html(contents: Contents, *, paper: bool = False) -> str:
         latencies=report_words.latency_table(contents),
         figures=report_words.figures_table(contents),
         limits=report_words.limits(contents),
-        block_map=[],
+        block_map=block_map_picture(
+            contents, PAPER_PX if paper else None, PAPER_MAP_PX if paper else None
+        ),
         evidence={side: evidence(r.recording) for side, r in contents.runs.items()},
         made_with=made_with(),
         permalink=_link(contents.ask.permalink),
@@ -107,6 +111,15 @@ def _timelines(contents: Contents, paper: bool) -> list[Picture]:
     ]
 
 
+def preview(contents: Contents) -> tuple[str, str, Picture, str]:
+    """The report's style sheet, its head, its timeline and what follows, for a page that draws the
+    picture itself."""
+    head = _render("preview_head.html", contents)
+    tables = report_words.preempted_tables(contents)
+    rest = _render("preview_rest.html", contents, preempted=tables, words=_WORD_COLUMNS)
+    return _asset("report.css"), head, timeline_picture(contents), rest
+
+
 def card(contents: Contents) -> str:
     """The report as one card of CARD_PX for a chat: verdict, figures, timeline, set-up."""
     proofs = [evidence(r.recording) for r in contents.runs.values()]
@@ -123,7 +136,7 @@ def card(contents: Contents) -> str:
         hashes="recording"
         + "s" * (len(proofs) > 1)
         + " "
-        + " / ".join(p.digest[:12] for p in proofs),
+        + " / ".join(p.digest[:8] for p in proofs),
         engine=report_words.engine_line(contents),
     )
 

@@ -87,7 +87,7 @@ class Contents:
         if self.ask.title.strip():
             return self.ask.title.strip()
         runs = " against ".join(f"{side} {name}" for side, name in self.names.items())
-        return runs if self.found else f"Recording {self.names['A']}"
+        return runs if self.found else self.runs["A"].recording.label[:MOST_TITLE]
 
     @property
     def is_part(self) -> bool:
@@ -98,8 +98,10 @@ class Contents:
         return {side: missing_figures(run.meta) for side, run in self.runs.items()}
 
 
-def gather(a: Run, b: Run | None = None, ask: Ask | None = None) -> Contents:
-    """What a report of A, or of B against A, says.
+def gather(
+    a: Run, b: Run | None = None, ask: Ask | None = None, found: Comparison | None = None
+) -> Contents:
+    """What a report of A, or of B against A, says. found: their comparison, where it is known.
 
     Raises CompareError where the two must not be compared, SettingsError for a range in which
     neither run is.
@@ -107,8 +109,7 @@ def gather(a: Run, b: Run | None = None, ask: Ask | None = None) -> Contents:
     ask = ask or Ask()
     runs: dict[Side, Run] = {"A": a} if b is None else {"A": a, "B": b}
     part = check_range(ask.shown)
-    found = None
-    if b is not None:
+    if b is not None and found is None:
         found = compare(a.recording, b.recording, seed=ask.seed, anyway=ask.anyway)
     aligned = Aligned(runs, "time")
     if part is not None and part[0] >= aligned.full[1]:

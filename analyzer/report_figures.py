@@ -6,12 +6,17 @@ here rests on a default. It computes nothing but how many points of a distributi
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import plotly.graph_objects as go
 
+from analyzer.block_map_figure import MapAxis, block_map
+from analyzer.block_map_figure import alt_text as block_alt_text
+from analyzer.block_picture import Asked, BlockRun, picture
 from analyzer.figures import BOTTOM_PX, CONFIG, GAP_PX, TOP_PX, alt_text, shares_below, timeline
 from analyzer.latency import request_latency
 from analyzer.look import LIGHT, Side, seconds
@@ -27,6 +32,7 @@ FONT = (
     '"Source Sans 3", "Source Sans Pro", "Helvetica Neue", Arial, "Liberation Sans", sans-serif'
 )
 REPORT_CONFIG = {**CONFIG, "responsive": True, "displayModeBar": "hover"}
+_ELEMENT = re.compile(r"<(?=[/!?sS])")
 STILL = {**CONFIG, "staticPlot": True, "displayModeBar": False}
 
 
@@ -98,12 +104,34 @@ def distribution_pictures(contents: Contents, width: int | None = None) -> list[
         ]
         figure = light(shares_below(samples, f"{word} at most", contents.names, LIGHT), width)
         figure.update_layout(showlegend=False, margin={"t": 12, "l": 48, "r": 12}, height=210)
-        shown = np.concatenate([values[values > 0] for values in samples.values()])
-        if shown.max() < 30 * shown.min():  # else a decade's ticks are far between
-            figure.update_xaxes(dtick="D2")
+        places = _round_times(np.concatenate(list(samples.values())))
+        figure.update_xaxes(tickvals=places, ticktext=[_round_time(t) for t in places])
         alt = f"Share of requests by {word}. {'; '.join(halves)}."
         found.append(Picture(metric, figure, alt, word))
     return found
+
+
+def block_map_picture(
+    contents: Contents, width: int | None = None, height: int | None = None
+) -> list[Picture]:
+    """Who held which block, of the runs that recorded it over each other; empty where none did."""
+    start, end = contents.shown
+    pictures = []
+    for side, run in contents.runs.items():
+        edges = contents.aligned.edges[side]
+        blocks = run.recording.blocks
+        if blocks is not None and len(edges) > 1:
+            asked = Asked((start, end))
+            name = contents.names[side]
+            pictures.append(picture(BlockRun(run, blocks), edges, asked, side, name))
+    if not pictures:
+        return []
+    axis = MapAxis("Time since the start", "s", (start, end))
+    figure = light(block_map(pictures, axis, "owner", LIGHT), width)
+    if height is not None:  # on paper, where nothing answers to the mouse
+        figure.update_layout(height=height)
+        figure.data = [trace for trace in figure.data if trace.type != "heatmap"]
+    return [Picture("block-map", figure, block_alt_text(pictures, axis, "owner"))]
 
 
 def light(figure: go.Figure, width: int | None = None) -> go.Figure:
@@ -120,6 +148,23 @@ def light(figure: go.Figure, width: int | None = None) -> go.Figure:
     return figure
 
 
+def _round_times(values: np.ndarray) -> list[float]:
+    """Round places within the values, on a logarithmic axis: decades, or 1, 2, 5 where they span few."""
+    low, high = float(values[values > 0].min()), float(values.max())
+    steps = (1,) if high > 30 * low else (1, 2, 5)
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    places = [step * 10.0**power for power in powers for step in steps]
+    return [t for t in places if low * 0.8 <= t <= high * 1.2]
+
+
+def _round_time(value: float) -> str:
+    """'50 ms', '2 s', '100 s'."""
+    for bound, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
+        if value >= bound * 0.999:
+            return f"{value * factor:,.0f} {unit}"
+    return f"{value * 1e6:g} µs"
+
+
 def _thinned(values: np.ndarray) -> np.ndarray:
     """At most POINTS quantiles of sorted values."""
     if len(values) <= POINTS:
@@ -128,10 +173,7 @@ def _thinned(values: np.ndarray) -> np.ndarray:
 
 
 def as_json(figure: go.Figure) -> str:
-    """The figure as JSON that may stand inside a script element."""
-    return (
-        str(figure.to_json())
-        .replace("<", "\\u003c")
-        .replace("\u2028", "\\u2028")
-        .replace("\u2029", "\\u2029")
-    )
+    """The figure as JSON that may stand inside a script element: it can neither end it nor begin
+    another one."""
+    text = _ELEMENT.sub("\\\\u003c", str(figure.to_json()))
+    return text.replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")

@@ -356,7 +356,7 @@ def card_setup(contents: Contents) -> list[tuple[str, str]]:
     """The set-up in as few lines as a card has room for: what all share, then what differs."""
     rows = {row.label: row for row in contents.set_up}
     terms = {
-        "Settings": _together(rows["Not vLLM's defaults"], "\n"),
+        "Settings": _unbroken(_together(rows["Not vLLM's defaults"], "\n")),
         "Pool": _together(rows["KV pool"], "; "),
         "Load": f"{_together(rows['Requests'], '; ')}; {_shown(contents)}",
         "Lengths": _together(rows["Lengths"], ";\n", "; "),
@@ -380,6 +380,11 @@ def _together(row: Setup, apart: str, joint: str = ", ") -> str:
         left = [p for p in own if p not in common]
         lines += [f"{side}: {joint.join(left)}"] if left else []
     return "\n".join(lines)
+
+
+def _unbroken(flags: str) -> str:
+    """Flags of a picture, where no line may end at a hyphen within one."""
+    return flags.replace("-", "\u2011")
 
 
 def _shown(contents: Contents) -> str:
