@@ -1,7 +1,6 @@
-"""Pictures of preemptions: one with the lanes around it, and all of a run over time. It computes nothing.
+"""A preemption drawn: the lanes around it under the use of the pool. It computes nothing.
 
-It knows how a state of a request looks in a lane (colour, and a pattern or height beside it), and no
-recording or page. Names of requests come from files: they are never markup.
+States look as they do on the Requests page (`lanes_figure`). It knows no recording and no page. Names of requests come from files: they are never markup.
 """
 
 from __future__ import annotations
@@ -13,7 +12,8 @@ from typing import Any
 import plotly.graph_objects as go
 
 from analyzer.figures import CONFIG
-from analyzer.lanes import PHASES
+from analyzer.lanes import PHASES, RECOMPUTING, RESTORING
+from analyzer.lanes_figure import HEIGHTS, LABELS, phase_colour
 from analyzer.look import Side, Theme, faded, seconds
 from analyzer.marks import pen
 from analyzer.preemption_around import Around, Lane
@@ -26,16 +26,6 @@ BOTTOM_PX = 44
 LABEL_PX = 118
 LONGEST_LABEL = 10
 STATIC: dict[str, Any] = {**CONFIG, "doubleClick": False}
-# phase -> (colour of the theme, opacity, pattern, share of the lane's height)
-_STATE_LOOK: dict[str, tuple[str, float, str, float]] = {
-    "queued": ("grey", 0.45, "", 0.22),
-    "prefill": ("ok", 1.0, "", 0.72),
-    "decode": ("grey", 0.8, "", 0.5),
-    "preempted": ("preempt", 1.0, "/", 0.72),
-    "recomputing": ("preempt", 1.0, "", 0.72),
-    "swapped": ("swap", 1.0, "x", 0.72),
-    "restoring": ("swap", 1.0, "", 0.72),
-}
 _MARK = {"victim": "▼ ", "aggressor": "▲ ", "evicted too": "▽ ", "": ""}
 
 
@@ -47,14 +37,14 @@ def lanes_around(found: Around, side: Side, theme: Theme, is_full: bool = True) 
     lanes_top, blocks_bottom = lanes_px / inner, (lanes_px + GAP_PX) / inner
     data = [_blocks(found, side, theme), *_bars(found, theme)]
     layout = {
-        **_base(inner + TOP_PX + BOTTOM_PX, theme),
+        **base_layout(inner + TOP_PX + BOTTOM_PX, theme),
         "margin": {"l": LABEL_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         "barmode": "overlay",
         "bargap": 0,
         "xaxis": _time_axis(found.shown, theme),
         "yaxis": _lane_axis(found.lanes, (0.0, lanes_top), theme),
         "yaxis2": {
-            **_plain_axis(theme),
+            **plain_axis(theme),
             "domain": [blocks_bottom, 1.0],
             "range": [0, max(found.pool_blocks, 1) * 1.04],
             "nticks": 4,
@@ -102,16 +92,14 @@ def _bars(found: Around, theme: Theme) -> list[dict[str, Any]]:
     bars, traces = found.bars, []
     low, high = found.shown
     names = [html.escape(_one_line(lane.request_id, 40)) for lane in found.lanes]
-    for number, phase in enumerate(PHASES):
+    for number in range(len(PHASES)):
         mask = bars.phase == number
         if not mask.any():
             continue
-        colour_name, opacity, pattern, height = _STATE_LOOK[phase]
-        colour = faded(getattr(theme, colour_name), opacity)
         start, stop = bars.start_s[mask].clip(low, high), bars.stop_s[mask].clip(low, high)
         length = bars.stop_s[mask] - bars.start_s[mask]
         place = bars.place[mask]
-        said = [f"{names[p]} · {phase} {seconds(float(s))}" for p, s in zip(place, length, strict=True)]  # fmt: skip
+        said = [f"{names[p]} · {LABELS[number]} {seconds(float(s))}" for p, s in zip(place, length, strict=True)]  # fmt: skip
         traces.append(
             {
                 "type": "bar",
@@ -119,9 +107,13 @@ def _bars(found: Around, theme: Theme) -> list[dict[str, Any]]:
                 "x": stop - start,
                 "base": start,
                 "y": place,
-                "width": height,
-                "name": phase,
-                "marker": {"color": colour, "line": {"width": 0}, "pattern": _pattern(pattern, theme)},
+                "width": HEIGHTS[number] * 0.86,
+                "name": LABELS[number],
+                "marker": {
+                    "color": phase_colour(number, theme),
+                    "line": {"width": 0},
+                    "pattern": _pattern(number, theme),
+                },
                 "hovertext": said,
                 "hovertemplate": "%{hovertext}<extra></extra>",
             }
@@ -129,9 +121,11 @@ def _bars(found: Around, theme: Theme) -> list[dict[str, Any]]:
     return traces
 
 
-def _pattern(shape: str, theme: Theme) -> dict[str, Any]:
+def _pattern(phase: int, theme: Theme) -> dict[str, Any]:
+    """Hatched where work is done twice or copied back, as on every page with lanes."""
+    hatched = phase in (RECOMPUTING, RESTORING)
     return (
-        {"shape": shape, "size": 5, "solidity": 0.35, "fgcolor": theme.ground} if shape else {}
+        {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": theme.ground} if hatched else {}
     )
 
 
@@ -140,7 +134,7 @@ def _lane_axis(
 ) -> dict[str, Any]:
     """One tick a lane, the first on top; who was evicted and for whom by a sign and in bold."""
     return {
-        **_plain_axis(theme),
+        **plain_axis(theme),
         "domain": list(domain),
         "range": [len(lanes) - 0.5, -0.5],
         "tickmode": "array",
@@ -220,7 +214,8 @@ def _words(found: Around, lanes_top: float, theme: Theme) -> list[dict[str, Any]
 # ---- what all of them share ----------------------------------------------------------------------
 
 
-def _base(height: int, theme: Theme) -> dict[str, Any]:
+def base_layout(height: int, theme: Theme) -> dict[str, Any]:
+    """Layout of a small figure that answers to the pointer alone."""
     clear = "rgba(0,0,0,0)"
     family = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
     return {
@@ -254,7 +249,8 @@ def _base(height: int, theme: Theme) -> dict[str, Any]:
     }
 
 
-def _plain_axis(theme: Theme) -> dict[str, Any]:
+def plain_axis(theme: Theme) -> dict[str, Any]:
+    """An axis with quiet lines and labels."""
     return {
         "gridcolor": theme.grid,
         "zeroline": False,
@@ -265,7 +261,7 @@ def _plain_axis(theme: Theme) -> dict[str, Any]:
 
 def _time_axis(shown: tuple[float, float], theme: Theme) -> dict[str, Any]:
     return {
-        **_plain_axis(theme),
+        **plain_axis(theme),
         "range": list(shown),
         "tickformat": ",~r",
         "title": {

@@ -22,11 +22,11 @@ from traces.recording import Meta
 
 Order = Literal["time", "cost", "others", "away", "tokens"]
 ORDERS: dict[Order, str] = {
-    "time": "time",
-    "cost": "direct cost",
-    "others": "delay of others",
-    "away": "time away",
-    "tokens": "tokens computed again",
+    "time": "Oldest first",
+    "cost": "Costliest first",
+    "others": "Most delay of others",
+    "away": "Longest away",
+    "tokens": "Most recomputed",
 }
 _BY: dict[Order, str] = {
     "time": "t_s",

@@ -111,10 +111,30 @@ def say_otherwise(found: Otherwise) -> str:
 
 
 CONDITION = (
-    "This holds for the same victims at the same moments, each taken alone: estimates were made when the victim "
-    "was chosen, with the link's queue and the expected cache hits of that moment, and room on the host. Another "
-    "mode changes when requests return, and with that who is evicted next: for that, compare the runs."
+    "This holds for the same victims at the same moments, each taken alone: the other way was estimated when the "
+    "victim was chosen, with the link's queue and the cache hits expected then, and room on the host. Another mode "
+    "changes when requests return, and with that who is evicted next: for that, compare the runs."
 )
+
+
+def say_check(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]) -> str:
+    """How another run that used the other mode bears the estimates out, per preemption; '' for none.
+
+    others: the other runs' own.
+    """
+    for side, each in others.items():
+        for one in each:
+            if one.used == found.other:
+                estimate, real = found.other_s / found.num, one.used_s / one.num
+                return f"{side}, which did {one.used}, spent {seconds(real)} a preemption; this estimates {seconds(estimate)}."
+    return ""
+
+
+def say_trust(found: Otherwise) -> str:
+    """How the estimates of the way that was used came out; '' where they are not known."""
+    if not found.used_est_s:
+        return ""
+    return f"Estimated in the same way, its own {found.used} would have cost {seconds(found.used_est_s)}: {seconds(found.used_s)} came of it."
 
 
 def by_mode(table: pl.DataFrame) -> pl.DataFrame:
@@ -175,15 +195,19 @@ def repeats(tables: Mapping[Side, pl.DataFrame]) -> pl.DataFrame:
 
 def over_time(table: pl.DataFrame, end_s: float, buckets: int = BUCKETS) -> pl.DataFrame:
     """Equal buckets of 0 to end_s: start_s, end_s, num, direct_s, induced_s (null where one in the
-    bucket is not known)."""
+    bucket is not known), cascade: size of the largest cascade that has a preemption in it, 0
+    where none came near another."""
     edges = np.linspace(0.0, max(end_s, 1e-9), buckets + 1)
-    place = np.clip(
-        np.searchsorted(edges, table["t_s"].to_numpy(), "right") - 1, 0, buckets - 1
-    )
+    at = table["t_s"].to_numpy()
+    place = np.clip(np.searchsorted(edges, at, "right") - 1, 0, buckets - 1)
+    largest = np.zeros(buckets, dtype=np.int64)
+    size = table["cascade_size"].to_numpy().astype(np.int64)
+    np.maximum.at(largest, place, np.where(size > 1, size, 0))
     columns: dict[str, np.ndarray] = {
         "start_s": edges[:-1],
         "end_s": edges[1:],
         "num": np.bincount(place, minlength=buckets),
+        "cascade": largest,
     }
     for name, column in (("direct_s", "direct_cost_s"), ("induced_s", "induced_s")):
         values = table[column].cast(pl.Float64).fill_null(np.nan).to_numpy()
@@ -191,14 +215,14 @@ def over_time(table: pl.DataFrame, end_s: float, buckets: int = BUCKETS) -> pl.D
     return pl.DataFrame(columns).with_columns(pl.col("direct_s", "induced_s").fill_nan(None))
 
 
-def cascades_over_time(table: pl.DataFrame, end_s: float, buckets: int = 240) -> pl.DataFrame:
-    """The largest cascade that began in each bucket of 0 to end_s: columns of `cascades`, in order
-    of time; buckets without one are left out."""
-    found = cascades(table)
-    width = max(end_s, 1e-9) / buckets
+def largest_cascades(tables: Mapping[Side, pl.DataFrame], limit: int = 10) -> pl.DataFrame:
+    """The largest cascades of all runs: side, and the columns of `cascades`."""
+    found = [
+        cascades(table).head(limit).select(pl.lit(side).alias("side"), pl.all())
+        for side, table in tables.items()
+    ]
     return (
-        found.with_columns(bucket=(pl.col("start_s") / width).floor().clip(0, buckets - 1))
-        .unique("bucket", keep="first", maintain_order=True)  # the largest comes first
-        .drop("bucket")
-        .sort("start_s")
+        pl.concat(found)
+        .sort("num_preemptions", descending=True, maintain_order=True)
+        .head(limit)
     )

@@ -6,6 +6,7 @@ session state; the URL's `event` is read where the page is arrived at, and writt
 
 from __future__ import annotations
 
+import html
 from collections.abc import Mapping
 from functools import partial
 from typing import Any, cast
@@ -34,6 +35,7 @@ from analyzer.preemption_story import Story, same_request, short_id, tell
 from analyzer.run import Run, run_names
 
 PAGE_ROWS = 100
+LIST_PX = 480
 EVENT = "preemption_event"  # what is chosen: an EventKey, or None
 PAGE = "preemption_page"
 ROWS = "preemption_rows"
@@ -143,11 +145,11 @@ def _filters(key: str, every: Listed, runs: Mapping[Side, Run]) -> np.ndarray:
         order = st.selectbox(
             "Order",
             list(ORDERS),
-            format_func=lambda o: f"By {ORDERS[cast(Order, o)]}",
+            format_func=lambda o: ORDERS[cast(Order, o)],
             key="sort",
             bind="query-params",
             label_visibility="collapsed",
-            on_change=_first_page,
+            on_change=_start_over,
             width=210,
         )
         within = state.asked_time_range()
@@ -166,6 +168,12 @@ def _filters(key: str, every: Listed, runs: Mapping[Side, Run]) -> np.ndarray:
 def _first_page() -> None:
     """Another selection begins at its start, unless the chosen one is still in it."""
     st.session_state.pop(PAGE, None)
+
+
+def _start_over() -> None:
+    """Another order is asked for what it puts first."""
+    st.session_state[PAGE] = 1
+    st.session_state[EVENT] = None
 
 
 def _nothing_fits() -> None:
@@ -197,7 +205,7 @@ def _list(every: Listed, rows: np.ndarray, at: int, runs: Mapping[Side, Run]) ->
         on_select=partial(_picked, every, rows, nth),
         selection_mode="single-row",
         hide_index=True,
-        height=430,
+        height=LIST_PX,
         column_config=_columns(),
         placeholder="not recorded",
         alt="Preemptions",
@@ -302,9 +310,11 @@ def _card(story: Story, side: Side, runs: Mapping[Side, Run]) -> None:
         st.markdown(f"#### {side} · {plain(story.title)}")
         for note in story.notes:
             st.badge(plain(note), icon=":material/repeat:", color="orange")
-        st.markdown(
-            "  \n".join(f"**{label}** {plain(text)}" for label, text in story.lines.items())
+        terms = "".join(
+            f"<dt>{html.escape(label)}</dt><dd>{html.escape(text)}</dd>"
+            for label, text in story.lines.items()
         )
+        st.html(f"<dl>{terms}</dl>")
         with st.container(horizontal=True, key="costs"):
             for cost in story.costs:
                 st.metric(
@@ -381,7 +391,7 @@ def _other_run(
     """The same request in every run, and its preemptions there."""
     if len(runs) < 2:
         return
-    st.subheader(f"Request {plain(short_id(request_id))} in both runs", anchor=False)
+    st.subheader(f"Request {plain(short_id(request_id))} in {_and(list(runs))}", anchor=False)
     names = run_names(runs)
     table = same_request(runs, tables, request_id)
     columns: dict[str, Any] = {
@@ -391,5 +401,9 @@ def _other_run(
         table,
         hide_index=True,
         column_config={"": st.column_config.TextColumn("", width="medium"), **columns},
-        alt=f"Request {short_id(request_id)} in both runs",
+        alt=f"Request {short_id(request_id)} in {_and(list(runs))}",
     )
+
+
+def _and(sides: list[Side]) -> str:
+    return f"{', '.join(sides[:-1])} and {sides[-1]}"
