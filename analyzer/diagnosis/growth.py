@@ -18,6 +18,7 @@ MIN_GROWTH_FRAC = 0.008
 MIN_STAIR_FRAC = 0.01
 MAX_INTERVAL_S = 90.0  # in a longer time requests end and others take their place unseen
 MAX_AHEAD = 10.0
+DECODE_FRAC = 0.3  # of a request's best speed: below it something else takes the steps, such as a long prompt
 LIKELY_FRAC = 0.6  # below, growth over two samples says nothing of the wall
 FULL_FRAC = 0.98
 
@@ -70,12 +71,14 @@ def decode_stretches(series: Series) -> list[Array]:
     evicted |= np.diff(series.col("preemptions_total")[at]) > 0
     gap = np.diff(t)
     usual = np.median(gap[gap > 0]) if (gap > 0).any() else np.inf
+    each = series.generation[at] / np.maximum(running, 1)
     pure = (
         (np.diff(u) >= -1e-9)
         & (running[1:] == running[:-1])
         & (running[1:] > 0)
         & ~(prompt[1:] > 0)
         & ~soon
+        & (each[1:] >= DECODE_FRAC * each.max())
         & (series.generation[at][1:] > 0)
         & ~(np.maximum(waiting[1:], waiting[:-1]) > 0)
         & (gap > 0)
@@ -173,6 +176,14 @@ def first_full(series: Series) -> int | None:
     """The first sample with at least 98 % of the pool in use, or None."""
     full = np.flatnonzero(series.usage >= FULL_FRAC)
     return int(full[0]) if len(full) else None
+
+
+def first_move_s(series: Series) -> float | None:
+    """When the counter of preemptions is first seen to have grown: the pool was full by then. None: never."""
+    total = series.col("preemptions_total")
+    at = series.valid(total, series.t_s)
+    grown = at[1:][np.diff(total[at]) > 0]
+    return float(series.t_s[grown[0]]) if len(grown) else None
 
 
 def forecast(

@@ -10,7 +10,7 @@ from analyzer.diagnosis.advice import (
     cap_running,
     present,
 )
-from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
+from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.signs import (
@@ -36,7 +36,7 @@ def find_bug(q: Quantities) -> Finding | None:
     wall = near_wall(q, last) and series.running[last] > 1
     if faults:
         return _fault(q, faults)
-    if not wall or not q.silent_end:
+    if not wall or not q.silent_end or _went_on(q, float(series.t_s[last])):
         return None
     proofs = []
     facts: dict[str, object] = {
@@ -134,6 +134,12 @@ def _just_before(notice: Notice, fault: Notice) -> bool:
         return 0 <= fault.t_s - notice.t_s <= NEAR_S
     same = notice.at.source == fault.at.source
     return same and 0 <= fault.at.number - notice.at.number <= NEAR_LINES
+
+
+def _went_on(q: Quantities, last_s: float) -> bool:
+    """Whether the engine preempted before the last sample and went on: then its preemption path works."""
+    p = q.preemptions
+    return p.kind == KNOWN and p.some and p.first_s is not None and p.first_s < last_s - 1
 
 
 def _fault(q: Quantities, faults: Sequence[Notice]) -> Finding | None:

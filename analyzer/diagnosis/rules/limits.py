@@ -15,6 +15,7 @@ from analyzer.diagnosis.rule import Rule, percent, times
 from analyzer.diagnosis.rules.signs import (
     CALM,
     MIN_SLOTS,
+    ROOM_FRAC,
     STEADY_FRAC,
     at_slot_limit,
     prompts_bind,
@@ -43,7 +44,9 @@ def find_slots(q: Quantities) -> Finding | None:
     return Finding(
         "SLOT_LIMIT",
         "medium",
-        f"Running stays at {limit} with {queue.waiting:.0f} waiting and usage at {percent(queue.usage)}: the limit on running requests binds, not KV.",
+        f"Running stays at {limit} with {queue.waiting:.0f} waiting and usage at {percent(queue.usage)}: the limit on running requests binds, not KV."
+        if not queue.deferred
+        else f"{queue.running:.0f} running and {queue.deferred:.0f} deferred take all {limit} slots with {queue.waiting:.0f} waiting and usage at {percent(queue.usage)}: slots bind, not KV.",
         (
             Proof(
                 f"Running is {limit} in {times(int((series.running[queue.at] == limit).sum()), 'sample')} with a queue, usage {percent(queue.usage)}",
@@ -135,6 +138,67 @@ def _limit_unknown(q: Quantities, running: int) -> tuple[Missing, ...]:
         return ()
     settle = "max_num_seqs of the server (and max_loras, where it has adapters)"
     return (Missing("whether a limit holds Running down", settle),)
+
+
+SLOW_FRAC = 0.2  # of a request's best speed
+MANY_PROMPTS = 20.0  # prompt tokens for each that is generated
+
+
+def find_starved_decode(q: Quantities) -> Finding | None:
+    """Nobody waits, and those that decode stand nearly still while a prompt is computed."""
+    series = q.main
+    if series is None or series.per_step or (q.max_usage or 1.0) >= ROOM_FRAC or q.summed:
+        return None
+    at = series.valid(series.generation, series.running, series.prompt, series.t_s)
+    at = at[series.running[at] > 0]
+    if len(at) < 4:
+        return None
+    each = series.generation[at] / series.running[at]
+    slow = each < SLOW_FRAC * each.max()
+    if slow.sum() < 2 or series.running[at].max() < 2:
+        return None
+    gaps = np.nan_to_num(series.gaps_s[at], nan=q.period_s or 0.0)
+    counted = np.flatnonzero(
+        slow | np.concatenate(([False], slow[:-1]))
+    )  # with its first token
+    prompts = float((series.prompt[at] * gaps)[counted].sum())
+    made = float((series.generation[at] * gaps)[slow].sum())
+    if prompts < max(MANY_PROMPTS * made, 1000.0):
+        return None
+    first, last = int(at[slow][0]), int(at[slow][-1])
+    low, best = float(np.median(each[slow])), float(each.max())
+    text = f"a request's speed falls from {best:.1f} to {low:.1f} tokens/s while {prompts:,.0f} prompt tokens are computed"
+    budget = q.number("max_num_batched_tokens")
+    return Finding(
+        "PREFILL_BOUND",
+        "medium",
+        f"Prompts take the machine: {text}, usage at most {percent(q.max_usage)}.",
+        (
+            Proof(
+                text[0].upper() + text[1:],
+                {
+                    "best": round(best, 2),
+                    "slow": round(low, 2),
+                    "prompt_tokens": round(prompts),
+                },
+                series.lines(first, last),
+            ),
+        ),
+        (
+            Step(
+                "a smaller max_num_batched_tokens"
+                + (f" than {budget:,.0f}" if budget else "")
+                + " (or a limit on long prompts at a time)",
+                "shorter steps: others decode on while a long prompt is computed",
+            ),
+            Step(
+                "prefill on other devices, or long prompts on a server of their own",
+                "the rest never waits",
+            ),
+        ),
+        ("gpu_memory_utilization, fp8 KV, max_num_seqs: the pool has room",),
+        ("that prompts hold decode up: it stands nearly still until their tokens are counted",),
+    )
 
 
 def find_head_of_line(q: Quantities) -> Finding | None:
@@ -248,6 +312,18 @@ RULES = (
         find_prefill_bound,
         "A queue with room in pool and slots while prompt tokens flow at a steady high rate: compute binds.",
         "vllm#25538, #15996, #32262",
+        None,
+        CALM,
+    ),
+    Rule(
+        "prompts-starve-decode",
+        "PREFILL_BOUND",
+        112,
+        ("usage", "running", "generation"),
+        find_starved_decode,
+        "Generation stands nearly still, then many prompt tokens are counted: a prompt is counted when it ends, and its chunks took "
+        "the steps of those that decode.",
+        "vllm#54919, #11893, #21495",
         None,
         CALM,
     ),

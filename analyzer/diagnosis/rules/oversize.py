@@ -30,6 +30,9 @@ def _asked(q: Quantities) -> int | None:
     return q.lengths.total()
 
 
+EVICTED_FRAC = 0.3  # usage before, from which it is no chance that as many wait as ran
+
+
 def longest_allowed(q: Quantities) -> float | None:
     """Tokens of the longest request that the engine takes: max_model_len, or the length that its concurrency is
     printed for."""
@@ -46,11 +49,13 @@ def would_fit(q: Quantities) -> str | None:
         return None
     if servable and limit and limit <= servable:
         return f"max_model_len {limit:,.0f} is within the pool's {servable:,} tokens"
+    if q.evidence.family.startswith("v0-metrics") and still.num > 1:
+        return "V0 refuses a prompt that is longer than the pool and goes on"
     before = still.first - 1
-    if before < 0 or not np.isfinite(series.waiting[before]):
+    if before < 0 or not np.isfinite(series.waiting[before]) or series.per_step:
         return None
     ran, came = series.running[before], series.waiting[still.first] - series.waiting[before]
-    if ran >= 2 and came >= ran and not series.per_step:
+    if ran >= 2 and ran <= came <= 1.25 * ran + 1 and series.usage[before] >= EVICTED_FRAC:
         return f"the {ran:.0f} that ran together a moment before wait now"
     return None
 
@@ -462,6 +467,13 @@ def find_stated_oversize(q: Quantities) -> Finding | None:
     ]
     if sizes and q.pool.usable_blocks and max(sizes) > q.pool.usable_blocks:
         asked, servable = max(sizes) * (q.pool.block_size or 1), q.pool.tokens
+    tokens = [
+        int(v)
+        for n in q.evidence.all_notices("out_of_blocks")
+        if isinstance(v := n.values.get("asked_tokens"), int | float)
+    ]
+    if tokens and q.pool.tokens and max(tokens) > q.pool.tokens:
+        asked, servable = max(tokens), q.pool.tokens
     stopped = q.has("sweeps") or q.starved is not None
     if not servable or not asked or asked <= servable or stopped:
         return None

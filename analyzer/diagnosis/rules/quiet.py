@@ -17,6 +17,8 @@ from analyzer.diagnosis.rules.proofs import counter
 from analyzer.diagnosis.rules.signs import FREE_FRAC, OTHER_CAUSES, ending_faults
 from traces.evidence.other_software import whose
 
+MIN_SAMPLES = 3  # fewer lines of a queue before room are little
+
 
 def find_not_kv(q: Quantities) -> Finding | None:
     """A symptom, and a pool that had room all the time."""
@@ -44,7 +46,7 @@ def find_not_kv(q: Quantities) -> Finding | None:
         )
     return Finding(
         "NOT_KV",
-        "medium",
+        "low" if _head_unknown(q) and len(series) < MIN_SAMPLES else "medium",
         f"Not KV: {text}, and {what}.",
         (
             Proof(
@@ -57,11 +59,20 @@ def find_not_kv(q: Quantities) -> Finding | None:
         ("gpu_memory_utilization, max_num_seqs, fp8 KV: the pool has room",),
         inferred,
         (
+            *_head_unknown(q),
             Missing(
                 "what it waits for", "a stack dump of the engine and the connector's own log"
             ),
         ),
     )
+
+
+def _head_unknown(q: Quantities) -> tuple[Missing, ...]:
+    """The other reason for a queue before room: a first in the queue that is longer than what is free."""
+    if not _anyone_waits(q) or q.lengths.total() is not None:
+        return ()
+    settle = "its prompt tokens, and the start-up line with the pool's size"
+    return (Missing("whether the first that waits fits", settle),)
 
 
 def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] | None:
@@ -113,6 +124,8 @@ def _symptom(q: Quantities) -> tuple[str, tuple[Proof, ...], tuple[Step, ...]] |
         return None  # a rank may be full although the mean is not
     full_for_one = q.held is not None and q.held.frac * (q.held.running + 1) > 1
     if len(waiting) and np.median(waiting) > 0 and not full_for_one:
+        if q.lengths.prompt is not None and q.pool.tokens is None:
+            return None  # whether the prompt that is stated fits is not known
         text = f"{np.median(waiting):.0f} wait although there is room"
         return (
             text,

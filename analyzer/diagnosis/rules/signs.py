@@ -54,6 +54,7 @@ class Waiters:
     prompts: np.ndarray
     generation: float | None
     prefilling: float = 0.0
+    deferred: float = 0.0
 
 
 def waiters(q: Quantities) -> Waiters | None:
@@ -89,6 +90,7 @@ def waiters(q: Quantities) -> Waiters | None:
         series.prompt[room],
         median(series.generation[room]),
         _prefilling(q, room),
+        float(np.median(deferred)),
     )
 
 
@@ -121,11 +123,9 @@ def at_slot_limit(q: Quantities, queue: Waiters) -> int | None:
     if q.is_v0 and limit and q.lengths.sequences > 1:
         limit //= q.lengths.sequences
     if limit:
-        return (
-            int(limit)
-            if queue.most_running >= limit and queue.running >= 0.95 * limit
-            else None
-        )
+        taken = queue.running + queue.deferred  # who is deferred has a slot
+        full = queue.most_running >= limit or queue.deferred > 0
+        return int(limit) if full and taken >= 0.95 * limit else None
     series = q.main
     if series is None:
         return None
