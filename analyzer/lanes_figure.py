@@ -1,8 +1,8 @@
 """Swim lanes drawn: counts by phase, strips of thousands, and lanes in detail, over one time axis.
 
 It computes nothing: strips, counts and bars were worked out in `lanes_picture`. A phase is told by
-colour and by height: thin while a request waits, full while it runs; hatched where work is done twice
-or copied back. Requests' names come from files, and are made harmless here.
+colour and by height: thin while a request waits, full while it runs; hatched while it is
+without its KV. Requests' names come from files, and are made harmless here.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from analyzer.lanes_picture import (
     phases_in_words,
 )
 from analyzer.look import Side, Theme, faded, seconds, three_digits
+from analyzer.marks import pen
 
 LABELS = {
     QUEUED: "queued",
@@ -49,6 +50,7 @@ LABELS = {
     SWAPPED: "swapped out",
     RESTORING: "restoring from the host",
 }
+_HATCHES = {PREEMPTED: "/", SWAPPED: "x"}  # what waits without its KV
 HEIGHTS = {
     QUEUED: 0.26,
     PREFILL: 0.84,
@@ -64,10 +66,24 @@ GAP_PX = 30
 TOP_PX = 60
 BOTTOM_PX = 44
 LEFT_PX = 84
-LANE_PX = 11
 LONGEST_ID = 12
 MOST_TOLD = 200  # characters of a name that goes along, to be chosen by a click
 _CLEAR = "rgba(0,0,0,0)"
+# kind of an event -> its sign and the theme's colour of it; where it stands beside its lane
+_SIGNS = {
+    "arrive": ("line-ns-open", "text"),
+    "admit": ("triangle-right", "text"),
+    "preempt": ("triangle-down", "preempt"),
+    "resume": ("triangle-up", "preempt"),
+    "swap_out": ("arrow-down", "swap"),
+    "swap_in": ("arrow-up", "swap"),
+    "load": ("arrow-up", "swap"),
+    "finish": ("square", "text"),
+    "abort": ("x", "text"),
+    "refuse": ("x", "text"),
+}
+_LEVEL = {"preempt": -0.42, "swap_out": -0.42, "resume": 0.42, "swap_in": 0.42, "load": 0.42}
+_BADGES: dict[Side, str] = {"A": "■", "B": "◧", "C": "◩"}
 _SILENT: dict[str, Any] = {"hoverinfo": "skip", "showlegend": False}
 
 
@@ -92,9 +108,18 @@ class StripRow:
 
 
 @dataclass(frozen=True)
+class Moment:
+    """Something that happened to a request. kind: of an event; told: in words, without markup."""
+
+    t_s: float
+    kind: str
+    told: str
+
+
+@dataclass(frozen=True)
 class LaneRow:
     """Lanes in detail. ids: of the lanes, first on top; note: which they are; chosen: the place of
-    the chosen one, or None."""
+    the chosen one, or None; moments: of the first lane; lane_px: height of a lane."""
 
     side: Side
     name: str
@@ -102,35 +127,46 @@ class LaneRow:
     bars: Bars
     note: str
     chosen: int | None = None
+    moments: Sequence[Moment] = ()
+    lane_px: int = 11
 
 
 @dataclass(frozen=True)
 class SkyRow:
-    """Requests by arrival, each as high as it lasted. ids: of the requests drawn; chosen: the place
-    of the chosen one among them, or None."""
+    """Requests by arrival, each as high as it lasted. ids: of the requests drawn; chosen_s: when the
+    chosen one arrived, or None."""
 
     side: Side
     name: str
     sky: Skyline
     ids: Sequence[str]
-    chosen: int | None = None
+    chosen_s: float | None = None
 
 
 Row = CountRow | StripRow | SkyRow | LaneRow
 
 
-def phase_colour(phase: int, theme: Theme) -> str:
-    """One colour a phase, as in the timeline: prefill, decode, recomputing and swap."""
-    light = theme.template == "plotly_white"
-    return {
-        QUEUED: "#c3c7d1" if light else "#565b68",
+def phase_colour(phase: int, theme: Theme, is_flat: bool = False) -> str:
+    """One colour a phase, as in the timeline: prefill, decode, recomputing and swap.
+
+    is_flat: where there is no room for hatching, what is hatched elsewhere is paler.
+    """
+    colour = {
+        QUEUED: _mixed(theme.grey, theme.ground, 0.58),
         PREFILL: theme.ok,
-        DECODE: "#8fa3b8" if light else "#74879c",
+        DECODE: _mixed(theme.grey, theme.ground, 0.12),
         PREEMPTED: theme.preempt,
         RECOMPUTING: theme.preempt,
         SWAPPED: theme.swap,
         RESTORING: theme.swap,
     }[phase]
+    return _mixed(colour, theme.ground, 0.42) if is_flat and phase in _HATCHES else colour
+
+
+def _mixed(colour: str, other: str, share: float) -> str:
+    """'#rrggbb' with so much of another colour in it."""
+    pairs = zip(bytes.fromhex(colour[1:]), bytes.fromhex(other[1:]), strict=True)
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 def lanes_figure(rows: Sequence[Row], shown: tuple[float, float], theme: Theme) -> go.Figure:
@@ -166,7 +202,7 @@ def height_of(row: Row) -> int:
         return SKY_PX
     if isinstance(row, StripRow):
         return len(row.strips.sizes) * _strip_px(row)
-    return max(len(row.ids), 2) * LANE_PX
+    return max(len(row.ids) * row.lane_px, 22)
 
 
 def alt_text(rows: Sequence[Row], shown: tuple[float, float]) -> str:
@@ -250,9 +286,7 @@ def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
     else:
         hidden = row.bars.num_hidden
         what = row.note + (f"; {hidden:,} short stretches not drawn" if hidden else "")
-    badge = (
-        f"<span style='color:{theme.side(row.side)}'>{'■' if row.side == 'A' else '◧'}</span>"
-    )
+    badge = f"<span style='color:{theme.side(row.side)}'>{_BADGES[row.side]}</span>"
     canvas.annotations.append(
         {
             "text": f"{badge} <b>{row.side} · {html.escape(row.name)}</b>  <span style='color:{theme.muted}'>{what}</span>",
@@ -317,7 +351,7 @@ def _draw_counts(
                 "stackgroup": f"{axis}",
                 "line": {"width": 0, "color": colour, "shape": "hvh"},
                 "fillcolor": colour,
-                **({"fillpattern": _hatch(theme)} if phase in (RECOMPUTING, RESTORING) else {}),
+                "fillpattern": _hatch(phase, theme),
                 **_SILENT,
             }
         )
@@ -330,11 +364,7 @@ def _draw_counts(
             "y": total.astype(np.float32),
             "yaxis": axis,
             "customdata": np.round(row.counts.T, 1).astype(np.float32),
-            "line": {
-                "width": 1,
-                "color": theme.side(row.side),
-                "dash": "solid" if row.side == "A" else "5px,2px",
-            },
+            "line": pen(row.side, "main", theme) | {"shape": "linear", "width": 1},
             "hovertemplate": f"<b>{row.side}</b> at %{{x:,.3f}} s: %{{y:,.1f}} requests<br>{_shares_template(np.asarray(row.counts.any(axis=1)), '', ',.1f')}<extra></extra>",
             "showlegend": False,
         }
@@ -400,8 +430,8 @@ def _draw_sky(canvas: _Canvas, row: SkyRow, theme: Theme) -> None:
             "showlegend": False,
         }
     )
-    if row.chosen is not None:
-        _mark(canvas, float(sky.x[row.chosen]), 0.0, "triangle-up", axis, theme)
+    if row.chosen_s is not None:
+        _mark(canvas, row.chosen_s, 0.0, "triangle-up", axis, theme)
 
 
 def _spent(spent: np.ndarray) -> str:
@@ -485,7 +515,9 @@ def _strip_hover(row: StripRow, first: int, axis: str) -> dict[str, Any]:
 
 def png(index: np.ndarray, theme: Theme) -> bytes:
     """A raster [rows, columns] of phases as a PNG, first row on top; NOBODY is see-through."""
-    colours = b"".join(bytes.fromhex(phase_colour(p, theme)[1:]) for p in range(len(PHASES)))
+    colours = b"".join(
+        bytes.fromhex(phase_colour(p, theme, is_flat=True)[1:]) for p in range(len(PHASES))
+    )
     image = Image.fromarray(index, "P")
     image.putpalette(colours + bytes.fromhex(theme.ground[1:]))
     out = io.BytesIO()
@@ -502,7 +534,7 @@ def _draw_lanes(
     if row.chosen is not None:
         names[row.chosen] = f"<b>▸ {names[row.chosen]}</b>"
     settings = _scale(theme) | {
-        "range": [num - 0.5, -0.5],
+        "range": [num - 0.5, -0.5] if row.lane_px < 20 else [num - 0.4, -0.6],
         "tickvals": list(range(len(names))),
         "ticktext": names,
         "tickfont": {"size": 9, "color": theme.muted},
@@ -552,6 +584,7 @@ def _draw_lanes(
                 "showlegend": False,
             }
         )
+    _draw_moments(canvas, row, axis, theme)
     if not len(bars.phase):
         canvas.traces.append(
             {"type": "scatter", "x": [None], "y": [None], "yaxis": axis, **_SILENT}
@@ -573,17 +606,44 @@ def _draw_lanes(
         )
 
 
+def _draw_moments(canvas: _Canvas, row: LaneRow, axis: str, theme: Theme) -> None:
+    """A sign a moment, in the middle of the first lane."""
+    if not row.moments:
+        return
+    looks = [_SIGNS.get(m.kind, ("circle", "text")) for m in row.moments]
+    canvas.traces.append(
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": [m.t_s for m in row.moments],
+            "y": [_LEVEL.get(m.kind, 0.0) for m in row.moments],
+            "yaxis": axis,
+            "marker": {
+                "symbol": [symbol for symbol, _ in looks],
+                "color": [getattr(theme, colour) for _, colour in looks],
+                "size": 9,
+                "line": {"width": 1, "color": theme.ground},
+            },
+            "customdata": [m.told for m in row.moments],
+            "hovertemplate": f"<b>{row.side}</b> at %{{x:,.3f}} s<br>%{{customdata}}<extra></extra>",
+            "cliponaxis": False,
+            "showlegend": False,
+        }
+    )
+
+
 def _fill(phase: int, theme: Theme) -> dict[str, Any]:
-    hatched = phase in (RECOMPUTING, RESTORING)
     return {
         "color": phase_colour(phase, theme),
         "line": {"width": 0},
-        "pattern": _hatch(theme) if hatched else {},
+        "pattern": _hatch(phase, theme),
     }
 
 
-def _hatch(theme: Theme) -> dict[str, Any]:
-    return {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": theme.ground}
+def _hatch(phase: int, theme: Theme) -> dict[str, Any]:
+    if phase not in _HATCHES:
+        return {}
+    return {"shape": _HATCHES[phase], "size": 4, "solidity": 0.35, "fgcolor": theme.ground}
 
 
 def _phases_in(rows: Sequence[Row]) -> list[int]:

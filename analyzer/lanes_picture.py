@@ -291,7 +291,7 @@ def worth_a_look(
     Requests are numbered in a way that all runs share: same[side] [requests] is the lane of each, the
     number of lanes for one that the run does not have. chosen: a request to draw with its neighbours.
     Where more touch the shown time: the neighbours of the chosen one, else those that spent most of
-    it preempted, swapped or on their way back, in either run; else those that were queued longest.
+    it preempted, swapped or on their way back, in all runs together, then those queued longest.
     """
     num = len(next(iter(same.values())))
     touches = np.zeros(num, dtype=bool)
@@ -317,13 +317,9 @@ def worth_a_look(
         at = int(np.flatnonzero(found == chosen)[0])
         begin = min(max(at - limit // 2, 0), len(found) - limit)
         return found[begin : begin + limit], f"the chosen request and its neighbours, {of}"
-    rank, why = (
-        (waited, "that were preempted longest")
-        if waited.any()
-        else (queued, "that were queued longest")
-    )
-    order = np.lexsort((arrival[found], -rank[found]))[:limit]
-    return found[np.sort(order)], f"the {limit} {why}, {of}"
+    order = np.lexsort((arrival[found], -queued[found], -waited[found]))[:limit]
+    why = "preempted longest" if waited.any() else "queued longest"
+    return found[np.sort(order)], f"the {limit} that were {why}, {of}"
 
 
 def phases_in_words(names: Sequence[str], counts: np.ndarray) -> str:

@@ -1,12 +1,12 @@
-"""Requests of two runs beside each other: matched by id, found, sorted, and a page of them.
+"""Requests of one to three runs beside each other: matched by id, found, sorted, and a part of them.
 
-It knows `requests` of both runs. Ids are text and may be long: they are cut only where they are shown.
+It knows `requests` of the runs. Ids are text and may be long: they are cut only where they are shown.
 Values are gathered a column at a time, so that millions of requests need no second copy.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,7 +17,7 @@ from analyzer.latency import request_latency
 from analyzer.look import Side
 from traces.errors import SettingsError
 
-Which = Literal["A", "B", "delta"]
+Which = Literal["A", "B", "C", "B − A", "C − A"]
 # Figures of a request: name -> (label, unit).
 FIGURES: dict[str, tuple[str, str]] = {
     "ttft_s": ("TTFT", "s"),
@@ -36,7 +36,7 @@ _LATENCY = ("ttft_s", "tpot_s", "e2e_s", "queue_s")
 
 @dataclass(frozen=True, eq=False)
 class Paired:
-    """Requests of A and B, numbered 0 to n: A's in the order of its table, then those only B has.
+    """Requests of all runs, numbered 0 to n: A's in the order of its table, then what others add.
 
     ids [n]; rows[side] [n]: the row in that run's `requests`, its height where it has none;
     tables: side -> `requests`.
@@ -71,9 +71,22 @@ class Paired:
         found = column.cast(pl.Float64).to_numpy()
         return np.append(found, np.nan)[self.rows[side]]
 
-    def delta(self, name: str) -> np.ndarray:
-        """B less A of a figure, NaN where one of them has none. [n]."""
-        return self.values("B", name) - self.values("A", name)
+    def figure(self, which: Which, name: str) -> np.ndarray:
+        """A figure of every request in a run, or the difference of two; NaN where there is none. [n]."""
+        if which in ("A", "B", "C"):
+            return self.values(which, name)
+        side: Side = "B" if which == "B − A" else "C"
+        return self.values(side, name) - self.values("A", name)
+
+    @property
+    def columns(self) -> list[Which]:
+        """The runs, each but the first followed by its difference from A."""
+        found: list[Which] = ["A"]
+        if "B" in self.rows:
+            found += ["B", "B − A"]
+        if "C" in self.rows:
+            found += ["C", "C − A"]
+        return found
 
     def part(self, numbers: np.ndarray) -> Paired:
         """These requests alone, in that order, numbered anew."""
@@ -87,28 +100,24 @@ class Paired:
         return Paired(self.ids.gather(numbers), rows, tables)
 
 
-def paired(a: pl.DataFrame, b: pl.DataFrame) -> Paired:
-    """Requests of both runs, matched by id. a, b: their `requests`."""
-    left, right = a["request_id"], b["request_id"]
-    if len(left) == len(right) and (left == right).all():
-        rows: dict[Side, np.ndarray] = {"A": np.arange(len(left)), "B": np.arange(len(left))}
-        return Paired(left, rows, {"A": a, "B": b})
-    ours = a.select("request_id").with_row_index("in_a")
-    theirs = b.select("request_id").with_row_index("in_b")
-    both = ours.join(theirs, on="request_id", how="left", maintain_order="left")
-    only_b = theirs.join(ours, on="request_id", how="anti", maintain_order="left")
-    in_b = np.concatenate(
-        [both["in_b"].fill_null(b.height).to_numpy(), only_b["in_b"].to_numpy()]
-    )
-    in_a = np.concatenate([np.arange(a.height), np.full(only_b.height, a.height)])
-    ids = pl.concat([left, only_b["request_id"]])
-    return Paired(ids, {"A": in_a, "B": in_b.astype(np.int64)}, {"A": a, "B": b})
+def paired(tables: Mapping[Side, pl.DataFrame]) -> Paired:
+    """Requests of all runs, matched by id. tables: side -> `requests`, A first."""
+    first, *others = (table["request_id"] for table in tables.values())
+    if all(len(ids) == len(first) and (ids == first).all() for ids in others):
+        return Paired(first, dict.fromkeys(tables, np.arange(len(first))), tables)
+    ids = pl.concat([first, *others]).unique(maintain_order=True)
+    rows: dict[Side, np.ndarray] = {}
+    for side, table in tables.items():
+        at = table.select("request_id").with_row_index("row")
+        found = ids.to_frame().join(at, on="request_id", how="left", maintain_order="left")
+        rows[side] = found["row"].cast(pl.Int64).fill_null(table.height).to_numpy()
+    return Paired(ids, rows, tables)
 
 
 @dataclass(frozen=True)
 class Asked:
-    """Which rows: find: a part of the id, "" for all; sort: a figure, or one of ASKED; which: of A,
-    of B, or B less A; descending: the greatest first. Requests without that value come last."""
+    """Which rows: find: a part of the id, "" for all; sort: a figure, or one of ASKED; which: of a
+    run, or a difference; descending: the greatest first. Requests without that value come last."""
 
     find: str = ""
     sort: str = "arrival_s"
@@ -121,10 +130,7 @@ def chosen(pair: Paired, asked: Asked) -> np.ndarray:
     numbers = np.arange(len(pair))
     if asked.find:
         numbers = np.flatnonzero(pair.ids.str.contains(asked.find, literal=True).to_numpy())
-    if asked.which == "delta":
-        value = pair.delta(asked.sort)[numbers]
-    else:
-        value = pair.values(asked.which, asked.sort)[numbers]
+    value = pair.figure(asked.which, asked.sort)[numbers]
     order = np.argsort(-value if asked.descending else value, kind="stable")  # NaN last
     return numbers[order]
 
@@ -133,27 +139,29 @@ def rows_of(
     pair: Paired, numbers: np.ndarray, longest: int | None = LONGEST_ID
 ) -> pl.DataFrame:
     """The table of these requests: id (cut to `longest` characters), what was asked, status and
-    figures of A and B and their difference. Columns: request, arrival_s, prompt_tokens,
-    output_tokens, status · A, status · B, and NAME · A, NAME · B, NAME · Δ of each of FIGURES."""
+    figures of the runs and their differences.
+
+    Columns: request, arrival_s, prompt_tokens, output_tokens, "status · A" and so on for each run,
+    and "NAME · A", "NAME · B", "NAME · B − A" of each of FIGURES.
+    """
     part = pair.part(numbers)
-    asked = {name: _either(part.values("A", name), part.values("B", name)) for name in ASKED}
-    figures: dict[str, np.ndarray] = {}
+    columns = {"request": shortened(part.ids, longest)}
+    for name in ASKED:
+        columns[name] = pl.Series(_first_known([part.values(s, name) for s in part.rows]))
+    columns |= {f"status · {side}": _status(part, side) for side in part.rows}
     for name in FIGURES:
-        a, b = part.values("A", name), part.values("B", name)
-        figures |= {f"{name} · A": a, f"{name} · B": b, f"{name} · Δ": b - a}
-    return pl.DataFrame(
-        {
-            "request": shortened(part.ids, longest),
-            **{name: pl.Series(v).fill_nan(None) for name, v in asked.items()},
-            "status · A": _status(part, "A"),
-            "status · B": _status(part, "B"),
-            **{name: pl.Series(v).fill_nan(None) for name, v in figures.items()},
+        columns |= {
+            f"{name} · {which}": pl.Series(part.figure(which, name)) for which in part.columns
         }
-    )
+    return pl.DataFrame(columns).with_columns(pl.col(pl.Float64).fill_nan(None))
 
 
-def _either(a: np.ndarray, b: np.ndarray) -> np.ndarray:
-    return np.where(np.isnan(a), b, a)
+def _first_known(columns: Sequence[np.ndarray]) -> np.ndarray:
+    """Of each row the first value that is there."""
+    found = columns[0]
+    for other in columns[1:]:
+        found = np.where(np.isnan(found), other, found)
+    return found
 
 
 def _status(pair: Paired, side: Side) -> pl.Series:

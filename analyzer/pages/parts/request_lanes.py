@@ -7,13 +7,16 @@ session state; what is in the lanes is known in `lanes` and `lanes_picture`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import numpy as np
+import polars as pl
 import streamlit as st
 
 from analyzer.figures import CONFIG
-from analyzer.lanes import Lanes, build_lanes
+from analyzer.lanes import PHASES, Lanes
 from analyzer.lanes_figure import (
+    LABELS,
     CountRow,
     LaneRow,
     Row,
@@ -31,93 +34,101 @@ from analyzer.lanes_picture import (
     strips,
     worth_a_look,
 )
-from analyzer.look import Side
+from analyzer.look import Side, seconds
 from analyzer.pages.parts import state
-from analyzer.pages.parts.messages import guarded
+from analyzer.pages.parts.messages import guarded, plain
+from analyzer.pages.parts.preempted import lanes_of
+from analyzer.pages.parts.request_choice import (
+    choose,
+    chosen_number,
+    pair_of,
+    request_box,
+    say_unknown,
+)
+from analyzer.pages.parts.request_chosen import chosen_section
 from analyzer.pages.parts.shell import Opened
+from analyzer.pages.parts.time_range import follow_zoom, range_slider, shown_time
 from analyzer.pages.parts.timeline import theme
-from analyzer.pages.parts.zoom import zoom_listener
-from analyzer.request_table import Paired, paired
+from analyzer.request_table import Paired
 from analyzer.run import run_names
 
-SIDES = {"both": "A over B", "A": "A", "B": "B"}
 ROWS = {"counts": "By phase", "strips": "Overview", "lanes": "Lanes"}
 LONG_LANES = 12  # strips, where the shown time is shorter than so many usual requests
-MOST_LANES = {1: 48, 2: 24}  # in detail, by the number of runs shown
+MOST_LANES = {1: 48, 2: 24, 3: 16}  # in detail, by the number of runs shown
+FEWER = 0.5  # of them where lanes are short
 
-
-@st.cache_resource(max_entries=4, show_spinner="Laying out the lanes")
-def lanes_of(key: str, side: Side, _opened: Opened) -> Lanes:
-    """All lanes of a run, built once per content."""
-    run = _opened.run(side)
-    return build_lanes(run.events, run.steps, run.requests)
-
-
-@st.cache_resource(max_entries=4, show_spinner=False)
-def pair_of(key: str, _opened: Opened) -> Paired:
-    """Requests of both runs, matched once per content."""
-    return paired(_opened.a.requests, _opened.b.requests)
+Range = tuple[float, float]
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
-def _strips(key: str, side: Side, shown: tuple[float, float], _lanes: Lanes) -> Strips:
+def _strips(ref: str, stamp: str, shown: Range, _lanes: Lanes) -> Strips:
     return strips(_lanes, shown)
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
-def _skyline(
-    key: str, side: Side, shown: tuple[float, float], top_s: float | None, _lanes: Lanes
-) -> Skyline:
+def _skyline(ref: str, stamp: str, shown: Range, top_s: float | None, _lanes: Lanes) -> Skyline:
     return skyline(_lanes, shown, top_s=top_s)
 
 
 @st.fragment
 def lanes_section(opened: Opened) -> None:
-    """Controls, picture and what it says."""
+    """Controls, picture, what it says, and the chosen request."""
     state.write_url()
     with guarded():
-        sides, which = _controls()
-        lanes = {side: lanes_of(opened.key, side, opened) for side in sides}
+        pair = pair_of(opened.key, opened.runs)
+        sides, which = _controls(opened)
+        lanes = {side: lanes_of(opened.run(side)) for side in sides}
         full = (0.0, max(max(x.end_of_run_s for x in lanes.values()), 1e-9))
         view = f"{opened.key}\0requests"
-        state.look_at(view)
-        shown = clipped(state.asked_time_range(), full)
-        rows = _rows(opened, lanes, shown, which)
+        shown = shown_time(full, view)
+        number = chosen_number(pair)
+        rows = _Drawn(opened, pair, lanes, shown, number).rows(which)
         st.plotly_chart(
             lanes_figure(rows, shown, theme()),
             theme=None,
             key="lanes",
+            on_select=partial(_clicked, pair),
+            selection_mode="points",
             config=CONFIG,
             alt=alt_text(rows, shown),
         )
-        zoom_listener("lanes", full, view, key="zoom", on_change=lambda: _zoomed(full))
+        follow_zoom("lanes", full, view)
+        range_slider(shown, full, view)
+        _words(lanes, shown)
+        _data(lanes, shown)
+        say_unknown(pair)
+        if number is not None:
+            chosen_section(opened, pair, number, full, view)
 
 
-def clipped(
-    asked: tuple[float, float] | None, full: tuple[float, float]
-) -> tuple[float, float]:
-    """The asked part of the time as far as it exists; all of it for None or an empty part."""
-    if asked is None:
-        return full
-    start, end = max(full[0], asked[0]), min(full[1], asked[1])
-    return (start, end) if end > start else full
+def _clicked(pair: Paired) -> None:
+    """Choose the request whose lane was clicked."""
+    points = st.session_state["lanes"].selection.points
+    told = points[0].get("customdata") if points else None
+    if isinstance(told, list) and told and told[-1]:
+        number = pair.number(str(told[-1]))
+        if number is not None:
+            choose(pair, number)
 
 
-def _controls() -> tuple[list[Side], list[str]]:
+def _controls(opened: Opened) -> tuple[list[Side], list[str]]:
+    runs = list(opened.runs)
     with st.container(
         horizontal=True, vertical_alignment="center", gap="small", key="controls"
     ):
-        side = st.segmented_control(
-            "Runs",
-            list(SIDES),
-            format_func=lambda k: SIDES[str(k)],
-            default="both",
-            required=True,
-            key="lane_side",
-            bind="query-params",
-            persist_state="session",
-            label_visibility="collapsed",
-        )
+        side = "all"
+        if len(runs) > 1:
+            side = st.segmented_control(
+                "Runs",
+                ["all", *runs],
+                format_func=lambda k: " over ".join(runs) if k == "all" else str(k),
+                default="all",
+                required=True,
+                key="lanes_of",
+                bind="query-params",
+                persist_state="session",
+                label_visibility="collapsed",
+            )
         which = st.pills(
             "Rows of the lanes",
             list(ROWS),
@@ -129,61 +140,156 @@ def _controls() -> tuple[list[Side], list[str]]:
             persist_state="session",
             label_visibility="collapsed",
         )
-    sides: list[Side] = ["A", "B"] if side == "both" else ["A" if side == "A" else "B"]
-    return sides, list(which or ["strips"])
+        request_box()
+    return [s for s in runs if side in ("all", s)], list(which or ["strips"])
 
 
-def _rows(
-    opened: Opened,
-    lanes: Mapping[Side, Lanes],
-    shown: tuple[float, float],
-    which: Sequence[str],
-) -> list[Row]:
-    """Rows of one kind for all runs, then the next kind."""
-    names = run_names({"A": opened.a, "B": opened.b})
-    rows: list[Row] = []
-    found = {s: _strips(opened.key, s, shown, x) for s, x in lanes.items()}
-    counts = {s: x.counts(COUNT_COLUMNS) for s, x in found.items()}
-    top = max((float(c.sum(axis=0).max(initial=0)) for c in counts.values()), default=0.0)
-    if "counts" in which:
-        rows += [CountRow(s, names[s], c, top) for s, c in counts.items()]
-    if "strips" in which:
-        rows += _overview(opened, lanes, shown, found, names)
-    if "lanes" in which:
-        pair = pair_of(opened.key, opened)
-        same = {s: np.append(x.lane, x.num_lanes)[pair.rows[s]] for s, x in lanes.items()}
-        numbers, note = worth_a_look(lanes, same, shown, MOST_LANES[len(lanes)])
-        ids = pair.ids.gather(numbers).to_list()
-        for side, x in lanes.items():
+class _Drawn:
+    """Rows of the picture, each kind for all runs, then the next kind."""
+
+    def __init__(
+        self,
+        opened: Opened,
+        pair: Paired,
+        lanes: Mapping[Side, Lanes],
+        shown: Range,
+        number: int | None,
+    ) -> None:
+        self.opened, self.pair, self.lanes = opened, pair, lanes
+        self.shown, self.number = shown, number
+        self.names = run_names(opened.runs)
+        self.are_short = shown[1] - shown[0] >= LONG_LANES * max(
+            x.usual_life_s for x in lanes.values()
+        )
+
+    def rows(self, which: Sequence[str]) -> list[Row]:
+        """The rows asked for, keys of ROWS."""
+        rows: list[Row] = []
+        if "counts" in which:
+            rows += self._counts()
+        if "strips" in which:
+            rows += self._sky() if self.are_short else self._overview()
+        if "lanes" in which:
+            rows += self._detail()
+        return rows
+
+    def _lane(self, side: Side) -> int | None:
+        """The lane of the chosen request in a run."""
+        at = None if self.number is None else self.pair.row(side, self.number)
+        if at is None:
+            return None
+        lane = int(self.lanes[side].lane[at])
+        return lane if lane < self.lanes[side].num_lanes else None
+
+    def _strips(self, side: Side) -> Strips:
+        run = self.opened.run(side)
+        return _strips(run.ref, run.stamp, self.shown, self.lanes[side])
+
+    def _counts(self) -> list[Row]:
+        counts = {side: self._strips(side).counts(COUNT_COLUMNS) for side in self.lanes}
+        top = max(float(c.sum(axis=0).max(initial=0)) for c in counts.values())
+        return [CountRow(side, self.names[side], c, top) for side, c in counts.items()]
+
+    def _overview(self) -> list[Row]:
+        rows: list[Row] = []
+        for side in self.lanes:
+            found = self._strips(side)
             rows.append(
-                LaneRow(side, names[side], ids, bars(x, same[side][numbers], shown), note)
+                StripRow(side, self.names[side], found, _place(found.lanes, self._lane(side)))
             )
-    return rows
+        return rows
+
+    def _sky(self) -> list[Row]:
+        """All runs at one height, so that they can be compared."""
+        tops = [self._skyline(side, None).top_s for side in self.lanes]
+        rows: list[Row] = []
+        for side, lanes in self.lanes.items():
+            sky = self._skyline(side, max(tops))
+            ids = self.opened.run(side).requests["request_id"].gather(lanes.row[sky.lanes])
+            rows.append(SkyRow(side, self.names[side], sky, ids.to_list(), self._arrived(side)))
+        return rows
+
+    def _skyline(self, side: Side, top_s: float | None) -> Skyline:
+        run = self.opened.run(side)
+        return _skyline(run.ref, run.stamp, self.shown, top_s, self.lanes[side])
+
+    def _arrived(self, side: Side) -> float | None:
+        """When the chosen request arrived, where that is in the shown time."""
+        lane = self._lane(side)
+        if lane is None:
+            return None
+        at = float(self.lanes[side].arrival_s[lane])
+        return at if self.shown[0] <= at <= self.shown[1] else None
+
+    def _detail(self) -> list[Row]:
+        same = {
+            side: np.append(x.lane, x.num_lanes)[self.pair.rows[side]]
+            for side, x in self.lanes.items()
+        }
+        limit = MOST_LANES[len(self.lanes)]
+        if self.are_short:
+            limit = int(limit * FEWER)
+        numbers, note = worth_a_look(self.lanes, same, self.shown, limit, self.number)
+        ids = self.pair.ids.gather(numbers).to_list()
+        chosen = _place(numbers, self.number)
+        return [
+            LaneRow(
+                side,
+                self.names[side],
+                ids,
+                bars(x, same[side][numbers], self.shown),
+                note,
+                chosen,
+            )
+            for side, x in self.lanes.items()
+        ]
 
 
-def _overview(
-    opened: Opened,
-    lanes: Mapping[Side, Lanes],
-    shown: tuple[float, float],
-    found: Mapping[Side, Strips],
-    names: Mapping[Side, str],
-) -> list[Row]:
-    """Strips where lanes are long enough on this axis to be seen; else each request where it arrived."""
-    width = shown[1] - shown[0]
-    if width < LONG_LANES * max(x.usual_life_s for x in lanes.values()):
-        return [StripRow(s, names[s], x) for s, x in found.items()]
-    skies = {s: _skyline(opened.key, s, shown, None, x) for s, x in lanes.items()}
-    top = max(sky.top_s for sky in skies.values())
-    rows: list[Row] = []
+def _place(among: np.ndarray, one: int | None) -> int | None:
+    """Where one number stands among others; None where it does not."""
+    if one is None:
+        return None
+    found = np.flatnonzero(among == one)
+    return int(found[0]) if len(found) else None
+
+
+def _words(lanes: Mapping[Side, Lanes], shown: Range) -> None:
+    """What requests spent the shown time on, what is left out, and the keys."""
+    said = []
     for side, x in lanes.items():
-        sky = _skyline(opened.key, side, shown, top, x)
-        ids = opened.run(side).requests["request_id"].gather(x.row[sky.lanes]).to_list()
-        rows.append(SkyRow(side, names[side], sky, ids))
-    return rows
+        alive = x.alive(shown)
+        total = x.seconds_in(alive, shown).sum(axis=0)
+        parts = [
+            f"{LABELS[p]} {seconds(float(total[p]))}" for p in range(len(PHASES)) if total[p]
+        ]
+        said.append(
+            f"{side}: {len(alive):,} requests, together {', '.join(parts) or 'nothing'}"
+        )
+        if x.left_out.words():
+            said.append(f"{side}: {x.left_out.words()}")
+    keys = "Drag to zoom, double-click for all, click a lane to choose its request. Keys: W S zoom, A D move, 0 all."
+    st.caption(
+        "  \n".join([plain(f"Shown: {seconds(shown[1] - shown[0])}"), *map(plain, said), keys])
+    )
 
 
-def _zoomed(full: tuple[float, float]) -> None:
-    report = st.session_state["zoom"].range or {}
-    start, end = report.get("range") or (None, None)
-    shown = None if start is None or end is None else (float(start), float(end))
-    state.set_range(shown, str(report.get("view")))
+def _data(lanes: Mapping[Side, Lanes], shown: Range) -> None:
+    if not st.toggle(
+        "Show data",
+        key="show_lane_data",
+        help="Requests by phase in 60 stretches of the shown time.",
+    ):
+        return
+    edges = np.linspace(*shown, 61)
+    columns: dict[str, np.ndarray] = {
+        "from (s)": edges[:-1].round(3),
+        "to (s)": edges[1:].round(3),
+    }
+    for side, x in lanes.items():
+        counts = strips(x, shown, num_strips=1, columns=60).counts(60)
+        for phase in range(len(PHASES)):
+            if counts[phase].any():
+                columns[f"{LABELS[phase]} · {side}"] = counts[phase].round(2)
+    st.dataframe(
+        pl.DataFrame(columns), hide_index=True, height=320, alt="Requests by phase as a table"
+    )
