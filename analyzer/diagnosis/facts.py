@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from analyzer.diagnosis.findings import INFERRED, KNOWN, UNKNOWN
+from analyzer.diagnosis.growth import first_move_s
 from analyzer.diagnosis.pool import prefill_estimate
 from analyzer.diagnosis.preempting import merge_copies
 from analyzer.diagnosis.quantities import Quantities
@@ -230,13 +231,19 @@ def _first_full(q: Quantities, eta: str | None) -> tuple[str | None, str]:
     series, full, p = q.main, q.full_sample, q.preemptions
     if p.first_s is not None and p.kind == KNOWN and p.logged:
         return q.clock(p.first_s), KNOWN
-    seen = None
+    seen = moved = None
     if series is not None and full is not None:
         seen = q.clock(float(series.t_s[full])) or f"sample {full}"
+    if series is not None and full != 0:
+        moved = first_move_s(series)
+        if moved is not None and full is not None and not moved < series.t_s[full]:
+            moved = None  # the samples saw it sooner
+    if moved is not None and (q.wall is None or eta is None or q.wall.at_s > moved):
+        return q.clock(moved), INFERRED  # a counter that moved says that it was full by then
     if full == 0 or eta is None or q.wall is None or series is None:
         return seen, KNOWN if seen else UNKNOWN
     soon = q.wall.at_s - float(np.nanmax(series.t_s)) <= 3 * (q.period_s or 0.0)
-    return (eta, INFERRED) if seen or soon else (None, UNKNOWN)
+    return (eta, INFERRED) if seen or soon or moved is not None else (None, UNKNOWN)
 
 
 def _silence(q: Quantities) -> dict[str, Any]:

@@ -415,33 +415,48 @@ def _by_iterations(ranks: Sequence[Series], pool: Pool) -> Preemptions | None:
         return None
     step, u = series.col("step"), series.usage
     context, decode = series.col("num_context_requests"), series.col("num_decode_requests")
+    context = np.nan_to_num(context)
+    lost = -np.diff(decode + context)
     hits: list[int] = []
-    count, exact, dark = 0, True, 0
-    for before, now in zip(range(len(series) - 1), range(1, len(series)), strict=True):
-        lost = (decode[before] + np.nan_to_num(context[before])) - (
-            decode[now] + np.nan_to_num(context[now])
-        )
-        room = (decode[before] / pool.usable_blocks if pool.usable_blocks else 0.005) + 0.001
-        if lost >= 1 and step[now] - step[before] > 1:
+    count, exact, dark, unsure, unseen = 0, True, 0, 0, 0
+    for before, now in pairwise(range(len(series))):
+        gone = lost[before]
+        # a step wants a block for each request at most; the share is printed to a tenth of a per cent
+        room = decode[before] / pool.usable_blocks + 6e-4 if pool.usable_blocks else 0.006
+        if gone >= 1 and step[now] - step[before] > 1:
             dark += 1  # who left between two lines, and why, is not seen
-        if lost < 1 or not u[before] >= 1 - room or not u[now] < u[before]:
+        if not u[before] >= 1 - room or not u[now] < u[before]:
+            continue
+        if gone < 1:
+            unseen += bool(context[now] > context[before])  # who comes may hide who goes
             continue
         exact &= step[now] - step[before] == 1
+        # one that ends in the step before leaves now, and usage may fall by one that ends in this step
+        ends = now < len(lost) and lost[now] >= 1 and not u[now] >= 1 - room
+        unsure += int(gone) if ends or context[before] or context[now] else 0
         hits.append(now)
-        count += int(lost)
+        count += int(gone)
     if not hits:
         return None
     low, high = _resumed_tokens(series, hits[0], count)
-    exact = exact and not dark
+    exact = exact and not (dark or unsure or unseen)
     start, end = _time(series, hits[0]), _time(series, hits[-1])
     span = (end or 0.0) - (start or 0.0)
     rate = (count - 1) / span if span > 0 else None
+    how = "steps at the wall whose requests fell while usage dropped by a victim's blocks"
+    if dark:
+        how += f"; requests fell unseen in {dark} gaps between the lines"
+    if unsure:
+        how += (
+            f"; in {unsure} of them it may be one that ended, as others ended or came beside it"
+        )
+    if unseen:
+        how += f"; in {unseen} more an admission may hide a victim"
     return Preemptions(
-        count,
-        count if exact else None,
+        count - unsure,
+        None if dark else count + unseen,
         KNOWN if exact else INFERRED,
-        "steps at the wall whose requests fell while usage dropped by a victim's blocks"
-        + (f"; requests fell unseen in {dark} gaps between the lines" if dark else ""),
+        how,
         start,
         end,
         (rate, rate) if rate else None,
