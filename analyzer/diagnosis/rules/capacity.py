@@ -244,7 +244,63 @@ def exclude_queue(q: Quantities) -> str | None:
     return None
 
 
+def find_no_room(q: Quantities) -> Finding | None:
+    """A request was turned away for tokens that are not free now, though the pool could hold it."""
+    said = [
+        (int(a), int(f), n)
+        for n in q.evidence.all_notices("out_of_blocks")
+        if isinstance(a := n.values.get("asked_tokens"), int | float)
+        and isinstance(f := n.values.get("free_tokens"), int | float)
+    ]
+    if not said or q.evidence.all_notices("fatal"):
+        return None
+    asked, free, notice = max(said, key=lambda x: x[0] - x[1])
+    pool = q.pool.tokens
+    if pool and asked > pool:
+        return None  # it can never fit: another word
+    unknown = (
+        ()
+        if pool
+        else (Missing("the pool's size", "the line with free blocks and the share used"),)
+    )
+    of = f" of {pool:,}" if pool else ""
+    return Finding(
+        "CAPACITY_QUEUE",
+        "medium" if pool else "low",
+        f"{times(len(said), 'request')} turned away: {asked:,} tokens asked, {free:,}{of} free.",
+        (
+            Proof(
+                f"{asked:,} tokens asked, {free:,} free: {asked - free:,} short",
+                {"asked_tokens": asked, "free_tokens": free, "pool_tokens": pool},
+                (notice.at,),
+            ),
+        ),
+        (
+            Step(
+                "send it later, or fewer and shorter requests at once",
+                f"it needs {asked - free:,} tokens more than are free",
+                {"short_tokens": asked - free},
+            ),
+        ),
+        (),
+        () if pool else ("that the pool could hold it: its size is not known",),
+        unknown,
+        {"shortfall_tokens": asked - free},
+    )
+
+
 RULES = (
+    Rule(
+        "turned-away",
+        "CAPACITY_QUEUE",
+        89,
+        ("notices",),
+        find_no_room,
+        "An engine that refuses what does not fit now says how much was asked and how much was free.",
+        "xinfer#278",
+        None,
+        ("NO_PRESSURE_YET", "NOT_KV", "RESERVATION_BLOCKED"),
+    ),
     Rule(
         "preemption",
         "CAPACITY_PREEMPTION",

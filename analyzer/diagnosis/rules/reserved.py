@@ -43,8 +43,8 @@ def find_reservation(q: Quantities) -> Finding | None:
     refused = q.evidence.all_notices("out_of_blocks")
     if refused:
         return _refused_blocks(q)
-    if (budget := _budget_taken(q)) is not None:
-        return budget
+    if (found := _budget_taken(q) or _would_reserve(q)) is not None:
+        return found
     if not (_no_evict(q) or q.engine in RESERVING):
         return None
     if q.other_pool is not None and q.other_pool[1] >= ROOM_FRAC:
@@ -131,6 +131,33 @@ def find_reservation(q: Quantities) -> Finding | None:
         ),
         missing,
         facts,
+    )
+
+
+def _would_reserve(q: Quantities) -> Finding | None:
+    """No samples: a policy that never evicts, lengths, and more sent at once than can be set aside."""
+    each, blocks, sent = reserved_blocks(q), q.pool.usable_blocks, q.number("clients")
+    if q.main is not None or not _no_evict(q) or not each or not blocks or not sent:
+        return None
+    fit = blocks // each
+    if each > blocks or sent <= fit:
+        return None
+    return Finding(
+        "RESERVATION_BLOCKED",
+        "medium",
+        f"{each:,} of {blocks:,} blocks are set aside for each request, so {fit} run at once and {sent - fit:,.0f} of {sent:,.0f} wait.",
+        (
+            Proof(
+                f"prompt + longest output = {each:,} blocks; {fit + 1} would need {(fit + 1) * each:,} of {blocks:,}",
+                {"reserved_blocks": each, "pool_blocks": blocks},
+                (*q.lines("policy", "pool_blocks"), *q.lengths.lines),
+            ),
+        ),
+        (*_smaller_reservations(q, each, blocks), _other_policy(q)),
+        ("more memory for what is used: the reservation is what fills the pool",),
+        ("that they wait: no sample shows it",),
+        (Missing("what ran and waited", "the iteration statistics of that time"),),
+        {"reserved_blocks_per_request": each, "no_evict_concurrency": fit},
     )
 
 

@@ -271,8 +271,8 @@ def _read_entry(
     parent = next((flag_of(k) for _, k in reversed(parents[:-1])), None)
     if parent is not None and key.lower() in _RANGE_WORDS and _extend(r, parent, value, at):
         return ""
-    if "total" in key.lower():
-        return value.strip("\"'")  # of all requests, not of one
+    if flag is not None or "total" in key.lower():
+        return value.strip("\"'")  # a total is of all requests, not of one
     return f"{key} {value}".strip("\"'")  # the key may be the noun of a statement
 
 

@@ -110,8 +110,9 @@ def _is_markdown_rule(line: str) -> bool:
 
 def _pair_names(lines: list[str]) -> list[str]:
     """The names where each line is "name=value" of the same names, [] where it is not so."""
-    rows = [_PAIR.findall(x) for x in lines if x.strip() and not x.lstrip().startswith("#")]
-    if len(rows) < 2 or len(rows[0]) < 3:
+    written = [x for x in lines if x.strip() and not x.lstrip().startswith("#")]
+    rows = [pairs for x in written if (pairs := _PAIR.findall(x))]  # titles stand between
+    if len(rows) < 2 or len(rows[0]) < 3 or len(rows) < 0.7 * len(written):
         return []
     names = [n for n, _ in rows[0]]
     same = sum([n for n, _ in row] == names for row in rows)
@@ -168,7 +169,8 @@ def read(source: Source) -> Found:
     rows = list(_rows(source, table))
     _set_units(table, rows)
     targets = {c.target for c in table.columns.values() if c}
-    series = bool(targets & {"time", "step"}) and bool(targets & _SERIES_VALUES)
+    snapshot = "rank" in targets and bool(targets & _PANEL_VALUES) and "clients" not in targets
+    series = snapshot or (bool(targets & {"time", "step"}) and bool(targets & _SERIES_VALUES))
     told = "; ".join(f"{n} = {c.target}" for n, c in table.columns.items() if c)
     unknown = [n for n, c in table.columns.items() if c is None]
     notes = [f"Columns were read as: {told}."]

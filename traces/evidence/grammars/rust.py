@@ -209,6 +209,22 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "vllm.rs-no-room",
+        "vllm.rs",
+        "rust tracing",
+        " kvcache tokens, but your prompt requires ",
+        "xinfer#278; server",
+        notice="out_of_blocks",
+        merges=True,
+        values={
+            "free_tokens": integer(r"Remaining (\d+) kvcache"),
+            "asked_tokens": integer(r"requires (\d+) new tokens"),
+        },
+        examples=(
+            "2026-04-01T02:59:00.655654Z ERROR vllm_rs::server::server: Stream generation failed: Remaining 40960 kvcache tokens, but your prompt requires 98304 new tokens, please request later!",
+        ),
+    ),
+    Grammar(
         "vllm.rs-request",
         "vllm.rs",
         "rust tracing",

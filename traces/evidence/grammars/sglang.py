@@ -115,6 +115,17 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "sglang-reduced-limit",
+        "sglang",
+        "sglang",
+        "max_running_requests was reduced from",
+        "sglang#30160; model_runner.py",
+        facts={"max_num_seqs": integer(r"to (\d+)")},
+        examples=(
+            "[2026-05-07 10:00:01 TP0] max_running_requests was reduced from requested 96 to 40",
+        ),
+    ),
+    Grammar(
         "sglang-state-cap",
         "sglang",
         "sglang",

@@ -121,6 +121,18 @@ GRAMMARS: tuple[Grammar, ...] = (
         ),
     ),
     Grammar(
+        "trtllm-pause",
+        "tensorrt-llm",
+        "trtllm",
+        "Pause generation only request",
+        "TensorRT-LLM PR#10664; llmRequest.h",
+        notice="preemption",
+        values={"request": word(r"request_id ?: ?(\d+)")},
+        examples=(
+            "[TensorRT-LLM][WARNING] Pause generation only request ,request_id :31 , change it as context init state, which may degrade performance",
+        ),
+    ),
+    Grammar(
         "trtllm-pool",
         "tensorrt-llm",
         "trtllm",
