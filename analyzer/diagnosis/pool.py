@@ -116,6 +116,13 @@ def _engine(evidence: Evidence) -> str:
     return "vllm.rs" if ".rs" in name or "rust" in name else name.split()[0] if name else ""
 
 
+def _is_override(facts: _Facts) -> bool:
+    """Whether the blocks are those of a flag (num_gpu_blocks_override), not of a start-up line."""
+    fact = facts.fact("pool_blocks")
+    text = fact.at.text.replace("-", "_") if fact is not None and fact.at is not None else ""
+    return "num_gpu_blocks_override" in text and "kv_cache_utils" not in text
+
+
 def _stated(
     facts: _Facts, size: int | None, size_kind: str, is_v1: bool = False
 ) -> Pool | None:
@@ -123,6 +130,8 @@ def _stated(
     if not blocks and not tokens:
         return None
     null = int(facts.number("null_blocks") or 0)
+    if is_v1 and not null and blocks and _is_override(facts):
+        blocks, null = blocks - 1, 1  # the override counts the null block
     state = facts.fact("pool_blocks") or facts.fact("pool_tokens")
     kind = INFERRED if state is not None and state.inferred and not tokens else KNOWN
     usable: int | None = None

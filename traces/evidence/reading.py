@@ -41,7 +41,12 @@ MAY_STAND_BETWEEN = (
     "prometheus",
     "bench",
 )  # readers of lines that are pasted among a log's
+WITH_REMARKS = (
+    "prometheus",
+    "bench",
+)  # readers that pass over flags and remarks beside their lines
 DAY_S = 86_400.0
+_METRIC = re.compile(r"#|[a-z_]+:?\w*(?:\{|\s+[\d.]+)")
 # lines of flags and remarks of people that stand among a log's lines and say what it does not
 # what a report says that bears on every answer
 _TELL = re.compile(
@@ -190,7 +195,8 @@ def _read(source: Source) -> list[Part]:
         if not log_lines or (sure >= CERTAIN and not mixes):
             whole: Found = reader.read(source)
             if not log_lines or whole.samples or whole.facts or whole.sweeps or whole.notices:
-                return [_from_found(whole)]
+                beside = _remarks(source) if reader.__name__.endswith(WITH_REMARKS) else []
+                return [_from_found(whole), *_between(source, "notes", "flags", beside)]
     found = read_log(source)
     part = Part(
         found.report,
@@ -213,6 +219,12 @@ def _read(source: Source) -> list[Part]:
         *_between(source, "prometheus", "metrics", list(found.metrics)),
         *_between(source, "bench", "bench", _printed_results(found.left_over)),
     ]
+
+
+def _remarks(source: Source) -> list[tuple[int, str]]:
+    """Lines of flags, and what people wrote, in the head of a source that is of metrics or results."""
+    lines = enumerate(source.head.split("\n")[:400], start=1)
+    return [(n, t) for n, t in lines if not _METRIC.match(t) and _FLAGS.search(t)]
 
 
 def _printed_results(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
