@@ -89,7 +89,7 @@ def _said(event: Mapping[str, Any]) -> str:
     if event["bytes"]:
         more.append(gib(event["bytes"]))
     if event["cost_s"] is not None and kind != "preempt":
-        more.append(f"copied in {seconds(event['cost_s'])}")
+        more.append(f"{seconds(event['cost_s'])} on the link")
     if event["reason"]:
         more.append(str(event["reason"])[:300])
     return f"{said}: {', '.join(more)}" if more else said

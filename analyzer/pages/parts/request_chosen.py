@@ -49,8 +49,11 @@ def chosen_section(opened: Opened, pair: Paired, number: int, full: Range, view:
             st.button("Close", icon=":material/close:", on_click=_close, key="close_request")
         if life is not None:
             _lanes(opened, pair, number, events, life)
-        _numbers(opened, pair, number, request_id)
-        _events(events)
+        left, right = st.columns([5, 6], gap="small")
+        with left:
+            _numbers(opened, pair, number, request_id)
+        with right:
+            _events(events)
         _links(request_id, events)
 
 
@@ -155,7 +158,7 @@ def _events(events: Mapping[Side, pl.DataFrame]) -> None:
     st.dataframe(
         table,
         hide_index=True,
-        height=min(300, 38 + 35 * max(table.height, 1)),
+        height=min(490, 38 + 35 * max(table.height, 1)),
         column_config={
             "run": st.column_config.TextColumn("Run", width=50),
             "time": st.column_config.NumberColumn("Time (s)", format="%.3f", width=90),
