@@ -59,6 +59,7 @@ def evidence_figure(drawing: Drawing, theme: Theme) -> go.Figure:
         top -= height + GAP_PX
     layout["xaxis"] = _x_axis(drawing, len(heights), theme)
     layout["shapes"] += [_silence(s, drawing, theme) for s in drawing.silences]
+    layout["shapes"] += [_skip(x, drawing, theme) for pair in drawing.skips for x in pair]
     for shape, note in _moments(drawing, theme):
         layout["shapes"].append(shape)
         if note:
@@ -302,6 +303,13 @@ def _silence(silence: tuple[float, float], drawing: Drawing, theme: Theme) -> di
     }  # fmt: skip
 
 
+def _skip(x: float, drawing: Drawing, theme: Theme) -> dict[str, Any]:
+    """One of the two lines between which the axis leaves something out."""
+    line = {"color": theme.muted, "width": 1.5}
+    at = float(_at(drawing, np.array([x]))[0])
+    return {"type": "line", "xref": "x", "yref": "paper", "x0": at, "x1": at, "y0": 0, "y1": 1, "line": line}  # fmt: skip
+
+
 def _moments(
     drawing: Drawing, theme: Theme
 ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
@@ -309,7 +317,7 @@ def _moments(
     by_place: dict[float, list[str]] = {}
     for moment in drawing.moments:
         by_place.setdefault(moment.x, []).append(moment.label)
-    width = drawing.range[1] - drawing.range[0]
+    width = drawing.range[1] - drawing.range[0] - sum(b - a for a, b in drawing.skips)
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     ends = [-np.inf, -np.inf]  # where the labels of both levels end
     for x, labels in sorted(by_place.items()):
@@ -359,6 +367,9 @@ def _x_axis(drawing: Drawing, num: int, theme: Theme) -> dict[str, Any]:
     }
     if drawing.kind != "clock":
         return axis | {"tickformat": ",~r"}
+    if drawing.skips:
+        cut = [clock_ms(drawing, np.array(pair)) for pair in drawing.skips]
+        axis["rangebreaks"] = [{"values": [float(a)], "dvalue": float(b - a)} for a, b in cut]
     long = drawing.has_date and drawing.range[1] - drawing.range[0] > DAY_S
     axis |= {"type": "date", "tickformat": "%m-%d %H:%M" if long else "%H:%M:%S"}
     axis["hoverformat"] = "%m-%d %H:%M:%S" if drawing.has_date else "%H:%M:%S"

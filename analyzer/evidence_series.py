@@ -27,6 +27,7 @@ MAX_TICKS = 600  # of reported events of one kind
 MAX_RANKS = 6  # that are drawn unless others are chosen
 MARKS_OF_A_PROOF = 6
 BREAK_PERIODS = 3.0
+SKIP_FRAC = 0.7  # of the axis
 AxisKind = Literal["clock", "seconds", "order"]
 EVENTS = (
     "preemption", "retract", "swap_out", "swap_in", "resume", "request_aborted", "request_refused",
@@ -73,7 +74,7 @@ class Moment:
 @dataclass(frozen=True, eq=False)
 class Drawing:
     """kind: what x counts; base_s: seconds from EPOCH of x = 0 on a clock; has_date: the clock has one;
-    silences: (from, to); ranks: all there are; shown: those that are drawn; absent: panels that the evidence has nothing of; notes."""
+    silences: (from, to); skips: stretches between sources in which there is nothing at all, left out of the axis; ranks: all there are; shown: those that are drawn; absent: panels that the evidence has nothing of; notes."""
 
     kind: AxisKind
     base_s: float
@@ -82,6 +83,7 @@ class Drawing:
     panels: Sequence[Panel]
     moments: Sequence[Moment]
     silences: Sequence[tuple[float, float]]
+    skips: Sequence[tuple[float, float]]
     ranks: Sequence[int]
     shown: Sequence[int]
     absent: Sequence[str]
@@ -170,18 +172,27 @@ def draw_series(
     silences = [(g.from_s, g.to_s) for g in q.gaps] if kind != "order" else []
     moments = _moments(q, found, series, kind)
     stamp = parse_stamp(q.evidence.first_time) if q.evidence.first_time else None
+    ends, skips = extent(panels, silences, moments)
+    if kind != "clock":
+        skips = []
+    notes = _notes(q, series, kind)
+    for start, end in skips:
+        notes.append(
+            f"{show_span(end - start)} in which there is nothing are left out (double line)."
+        )
     return Drawing(
         kind,
         stamp.seconds if stamp is not None else 0.0,
         stamp is not None and stamp.form != "time",
-        _range(panels, silences, moments),
+        ends,
         panels,
         moments,
         silences,
+        skips,
         all_ranks,
         shown,
         absent,
-        _notes(q, series, kind),
+        notes,
     )
 
 
@@ -228,18 +239,37 @@ def _x(series: Series, kind: AxisKind) -> Array:
     return np.arange(len(series), dtype=np.float64) if kind == "order" else series.t_s
 
 
-def _range(
+def extent(
     panels: Sequence[Panel], silences: Sequence[tuple[float, float]], moments: Sequence[Moment]
-) -> tuple[float, float]:
-    ends = [x for p in panels for c in p.curves for x in c.x[np.isfinite(c.x)][[0, -1]]]
-    ends += [float(x) for p in panels if p.ticks for xs in p.ticks.values() for x in xs]
-    ends += [x for pair in silences for x in pair]
-    ends += [m.x for m in moments]
-    if not ends:
-        return 0.0, 1.0
-    low, high = float(min(ends)), float(max(ends))
-    pad = 0.015 * (high - low) or 0.5
-    return low - pad, high + pad
+) -> tuple[tuple[float, float], list[tuple[float, float]]]:
+    """Ends of the axis, and long stretches in which there is nothing, not even a silence that tells."""
+    all_x = [c.x for p in panels for c in p.curves]
+    all_x += [xs for p in panels if p.ticks for xs in p.ticks.values()]
+    all_x += [np.array([*pair]) for pair in silences]
+    all_x.append(np.array([m.x for m in moments], dtype=np.float64))
+    x = np.unique(np.concatenate(all_x))
+    x = x[np.isfinite(x)]
+    if not len(x):
+        return (0.0, 1.0), []
+    whole = float(x[-1] - x[0])
+    pad = 0.015 * whole or 0.5
+    skips = []
+    for i in np.flatnonzero(np.diff(x) > SKIP_FRAC * whole) if whole else ():
+        start, end = float(x[i]), float(x[i + 1])
+        if not any(a <= start and end <= b for a, b in silences):
+            inner = 0.1 * (whole - (end - start)) or 0.01 * whole
+            skips.append((start + inner, end - inner))
+    if skips:
+        pad = 0.02 * (whole - sum(b - a for a, b in skips))
+    return (float(x[0]) - pad, float(x[-1]) + pad), skips
+
+
+def show_span(length_s: float) -> str:
+    """'5 h 3 min', '12 min', '40 s'."""
+    if length_s < 120:
+        return f"{length_s:,.0f} s"
+    hours, minutes = divmod(round(length_s / 60), 60)
+    return f"{hours:,} h {minutes} min" if hours else f"{minutes} min"
 
 
 def _chosen(numbered: Sequence[Series], ranks: Sequence[int] | None) -> list[int]:

@@ -10,11 +10,12 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzer.evidence_figure import alt_text, evidence_figure
-from analyzer.evidence_series import draw_series
+from analyzer.evidence_series import Curve, Panel, draw_series, extent
 from analyzer.look import LIGHT
 from analyzer.pages.parts.evidence_reading import evidence_store, raw_lines, read
 from analyzer.pages.parts.evidence_state import EvidenceRef, parse
@@ -377,6 +378,25 @@ def test_a_gap_in_time_breaks_the_curve_and_is_grey(store: Store, tmp_path: Path
     shapes = evidence_figure(drawing, LIGHT).to_plotly_json()["layout"]["shapes"]
     assert [s["xref"] for s in shapes if s["type"] == "rect"] == ["paper", "x"]
     assert "1 stretches without samples" in alt_text(drawing)
+
+
+def test_hours_in_which_there_is_nothing_are_left_out_of_the_axis() -> None:
+    samples = Curve("", np.array([0.0, 10.0, 20.0]), np.array([1.0, 2.0, 3.0]))
+    events = Panel("events", "Reported events", "", ticks={"retract": np.array([20_020.0])})
+
+    ends, skips = extent([Panel("usage", "", "%", [samples]), events], [], [])
+
+    assert skips == [(22.0, 20_018.0)]
+    assert ends[0] < 0.0
+    assert ends[1] > 20_020.0
+
+
+def test_a_silence_that_tells_is_never_left_out() -> None:
+    samples = Curve("", np.array([0.0, 10.0, 20.0]), np.array([1.0, 2.0, 3.0]))
+
+    _, skips = extent([Panel("usage", "", "%", [samples])], [(20.0, 900.0)], [])
+
+    assert skips == []
 
 
 @pytest.mark.shared

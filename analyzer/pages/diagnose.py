@@ -75,7 +75,7 @@ def _result(reading: Reading) -> None:
         fact_cards(part.diagnosis.facts)
     with right:
         next_step_card(part.diagnosis)
-    traps = find_traps(part.quantities)
+    traps = {trap for p in reading.parts for trap in find_traps(p.quantities)}
     notes_section([n for n in found.notes if n not in traps], "Notices")
     series_section(reading, index)
     reasons_section(part.diagnosis, part.evidence.sources)

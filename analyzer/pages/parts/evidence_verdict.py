@@ -154,7 +154,8 @@ def _step(step: Step, first: bool) -> None:
     flags = _FLAG.findall(step.change)
     flag_is_all = len(flags) == 1 and flags[0].strip() == step.change.strip()
     if not flag_is_all:
-        st.markdown(plain(step.change) if first else f"- {plain(step.change)}")
+        said = step.change if step.change.startswith("-") else step.change[:1].upper() + step.change[1:]  # fmt: skip
+        st.markdown(plain(said) if first else f"- {plain(said)}")
     if flags:
         st.code(" ".join(f.strip() for f in flags), language=None, wrap_lines=True)
     st.caption(plain(f"Effect: {step.effect}"))
@@ -186,7 +187,8 @@ def _pool(facts: Mapping[str, Any]) -> str:
     if tokens:
         value = f"{_count(tokens)} tokens"
         if blocks:
-            how.insert(0, f"{_count(blocks)} blocks of {_count(facts.get('block_size'))}")
+            size = f"{_count(blocks)} blocks of {_count(facts.get('block_size'))}"
+            how = [size, *(h for h in how if not h.startswith(size))]
     elif blocks:
         value = f"{_count(blocks)} blocks"
     elif between:
