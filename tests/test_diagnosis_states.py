@@ -327,3 +327,61 @@ def test_a_client_knows_how_long_and_not_why() -> None:
     assert "9.00 s" in found.verdict.statement
     assert not any("lengths" in m.what for m in found.missing)
     assert any("stood still for 6.50 s" in p.sentence for p in found.proofs)
+
+
+def test_a_long_prompt_that_starves_those_that_decode_is_seen_without_a_queue() -> None:
+    lines = [
+        *(v1(10 * i, 5, 0, 30.0 + 0.2 * i, generation=110.0) for i in range(3)),
+        *(v1(30 + 10 * i, 6, 0, 32.0 + 3 * i, generation=2.0) for i in range(4)),
+        v1(70, 6, 0, 43.0, prompt=7600.0, generation=30.0),
+        v1(80, 6, 0, 43.4, generation=130.0),
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "PREFILL_BOUND"
+    assert found.facts["pool_tokens"] is None or found.facts["pool_tokens"] > 100_000
+
+
+def test_deferred_requests_take_slots() -> None:
+    lines = [v1(10 * i, 3, 50 + i, 14.0, generation=60.0, deferred=21) for i in range(4)]
+
+    assert words(diagnosis("vllm serve m --max-num-seqs 24", lines))[0] == "SLOT_LIMIT"
+
+
+def test_a_v0_queue_before_an_empty_pool_is_the_engine() -> None:
+    lines = [
+        v0(0, 3, 0, 0, 1.0, prompt=90.0, generation=20.0),
+        *(v0(5 + 5 * i, 0, 0, 9 + 8 * i, 0.0) for i in range(4)),
+    ]
+
+    assert words(diagnosis(lines))[0] == "ENGINE_DEADLOCK"
+
+
+def test_the_null_block_of_an_override_is_not_handed_out() -> None:
+    metrics = scrape([(0, 0, 2, 0.0, 0, 50.0)])
+
+    found = diagnosis(
+        f"vllm serve m --num-gpu-blocks-override 21 --block-size 512 --max-model-len 10752\n{metrics}"
+    )
+
+    assert words(found)[0] == "OVERSIZE_REQUEST"
+    assert found.facts["pool_tokens"] == 20 * 512
+
+
+def test_an_engine_that_preempted_before_is_not_stopped_by_its_first_preemption() -> None:
+    lines = [v0(5 * i, 30, 0, 4, 98.0 + 0.3 * i, generation=300.0) for i in range(5)]
+    warned = [v0_warning(6, 1), v0_warning(15, 51)]
+
+    found = diagnosis([*lines[:2], warned[0], *lines[2:4], warned[1], lines[4]], "^C")
+
+    assert words(found)[0] == "CAPACITY_PREEMPTION"
+
+
+def test_a_stated_prompt_and_an_unknown_pool_leave_a_queue_open() -> None:
+    lines = [v1(10 * i, 2, 1, 12.0, prompt=5.0, generation=90.0) for i in range(2)]
+
+    found = diagnosis("vllm serve m\nclient: one prompt of 90,000 tokens", lines)
+
+    assert words(found) == ["INSUFFICIENT_EVIDENCE"]
+    assert any("pool" in m.what for m in found.missing)

@@ -50,12 +50,13 @@ _METRIC = re.compile(r"#|[a-z_]+:?\w*(?:\{|\s+[\d.]+)")
 # lines of flags and remarks of people that stand among a log's lines and say what it does not
 # what a report says that bears on every answer
 _TELL = re.compile(
-    r"^Lines of several engines|samples were read; of|is longer than \d+ MiB|cut off"
+    r"^Lines of several engines|samples were read; of|^Of the statistics lines|is longer than \d+ MiB|cut off"
 )
 _FLAGS = re.compile(
     r"(?:^|\s)--[a-z][\w-]+|\bLLM\(|SamplingParams\(|^client\b"
     r"|(?i:\b(?:device|[gn]pu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;\d]{0,20}(?<![\d.])0(?:\.0)?\s?%"
     r"|(?i:\b\d+ (?:parallel|concurrent|simultaneous)\b)|(?i:\b\d[\d,]*k? (?:prompt|input|output|generated) tokens\b)"
+    r"|(?i:\b(?:prompts?|inputs?) of (?:about |~)?\d[\d,]*k? tokens\b)"
     r"|(?i:\bblock[ _-]size \d+\b)",
     re.M,
 )
