@@ -79,12 +79,9 @@ def percentiles_table(curves: Mapping[Side, Mapping[str, Curve]]) -> pl.DataFram
     """All percentiles in seconds: figure, and a column a run. curves: side -> metric -> curve."""
     sides = list(curves)
     metrics = list(next(iter(curves.values())))
-    return pl.DataFrame(
-        {
-            "figure": [f"{METRICS[m]} {key}" for m in metrics for key in SUMMARY_KEYS],
-            **{
-                side: [curves[side][m].summary[key] for m in metrics for key in SUMMARY_KEYS]
-                for side in sides
-            },
-        }
-    )
+    columns: dict[str, list[str] | list[float | None]] = {
+        "figure": [f"{METRICS[m]} {key}" for m in metrics for key in SUMMARY_KEYS]
+    }
+    for side in sides:
+        columns[side] = [curves[side][m].summary[key] for m in metrics for key in SUMMARY_KEYS]
+    return pl.DataFrame(columns)
