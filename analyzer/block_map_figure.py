@@ -132,6 +132,7 @@ class _Canvas:
     images: list[dict[str, Any]] = field(default_factory=list)
     annotations: list[dict[str, Any]] = field(default_factory=list)
     used: int = 0
+    first_map: str = ""  # the y axis that all maps' axes go along with
 
     @property
     def last_axis(self) -> str:
@@ -202,6 +203,10 @@ def _draw_map(
     name = canvas.axis(height, settings)
     canvas.images.append(_image(picture.index, (low - 0.5, high + 0.5), name, axis, theme))
     canvas.traces.append(_hover(picture, name))
+    if canvas.first_map:
+        canvas.axes["yaxis" + name[1:]]["matches"] = canvas.first_map
+    else:
+        canvas.first_map = name
     if picture.host is not None:
         canvas.title(
             f"{picture.side} · host memory",
@@ -236,6 +241,12 @@ def _hover(picture: MapPicture, y_axis: str) -> dict[str, Any]:
     """An unseen heat map with the texts; cells without one are gaps."""
     hover = picture.hover
     there = np.where(hover.text == "", np.nan, 0.0).astype(np.float32)
+    steps = picture.ages_in_steps
+    since = (
+        "since step %{customdata[0]:,d}, for %{customdata[1]:,d} steps"
+        if steps
+        else "since %{customdata[0]:,.3f} s, for %{customdata[1]:,.3f} s"
+    )
     return {
         "type": "heatmap",
         "x": hover.x,
@@ -249,7 +260,8 @@ def _hover(picture: MapPicture, y_axis: str) -> dict[str, Any]:
         "zmin": 0,
         "zmax": 1,
         "name": f"blocks · {picture.side}",
-        "hovertemplate": "%{text}<extra></extra>",
+        "customdata": hover.ages,
+        "hovertemplate": f"<b>%{{text}}</b><br>block %{{y:,d}}<br>{since}<extra></extra>",
         "showlegend": False,
     }
 

@@ -25,7 +25,7 @@ Axis = Literal["time", "step", "progress"]
 COLUMNS = 1_200  # pixels of the raster; a screen shows about as many
 ROWS = 480
 HOST_ROWS = 64
-HOVER = (64, 90)  # blocks and places that have a hover text
+HOVER = (96, 120)  # blocks and places that have a hover text
 MARKS = 160  # most preemption marks
 BUCKETS = 120  # of handovers
 LONGEST_ID = 28
@@ -108,11 +108,13 @@ class RequestFacts:
 
 @dataclass(frozen=True, eq=False)
 class Hover:
-    """Texts over the map: x [c], block [r], text [r, c] without markup of its own; '' for none."""
+    """Texts over the map: x [c], block [r], text [r, c], '' for none; ages [r, c, 2] since when and for
+    how long it has been so."""
 
     x: np.ndarray
     block: np.ndarray
     text: np.ndarray
+    ages: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
@@ -283,56 +285,55 @@ def _hover(
     at = _middles(*blocks, n)
     x = _centres(shown, HOVER[1])
     cells = run.own.at(at, rows_at(edges, x))
-    return Hover(x, at, cell_texts(run, cells, axis))
+    return Hover(x, at, cell_texts(run, cells), cell_ages(run, cells, axis))
 
 
-def cell_texts(run: BlockRun, cells: Cells, axis: Axis = "time") -> np.ndarray:
-    """[b, t] who holds each cell, since when and for how long, one text each, '' where no step is.
+def cell_texts(run: BlockRun, cells: Cells) -> np.ndarray:
+    """[b, t] who holds each cell and in which state it is, '' where no step is.
 
-    Ids are cut at LONGEST_ID characters and are not made harmless here.
+    Ids are cut at LONGEST_ID characters, and Plotly's markup in them is made harmless.
     """
     own = cells.ownership
     if not len(own):
         return np.full(cells.latest.shape, WORDS[CellState.UNUSED], object)
-    states = states_of(cells, run.told).ravel()
     latest = cells.latest.ravel()
-    rows = np.broadcast_to(cells.rows[None, :], cells.latest.shape).ravel()
-    block = np.broadcast_to(cells.blocks[:, None], cells.latest.shape).ravel()
-    held = cells.held.ravel()
-    since = np.where(held, own.first[latest], own.last[latest] + 1)
-    since = np.clip(since, 0, max(own.num_steps - 1, 0))
-    now = np.maximum(rows, 0)
     frame = pl.DataFrame(
         {
             "id": short(own.ids)[own.owner[latest]],
-            "state": pl.Series(list(WORDS.values()))[states],
-            "block": block,
+            "state": pl.Series(list(WORDS.values()))[states_of(cells, run.told).ravel()],
             "index": own.logical[latest],
-            "since": own.first[latest] * 0 + since,
-            "held": held,
+            "held": cells.held.ravel(),
             "ever": latest >= 0,
-            "there": rows >= 0,
-            "since_s": run.starts_s[since].round(3),
-            "age_s": (run.starts_s[now] - run.starts_s[since]).round(3),
-            "age": now - since,
-            "step": run.steps["step"].to_numpy()[since],
+            "there": np.broadcast_to(cells.rows >= 0, cells.latest.shape).ravel(),
         }
-    )
-    told = (
-        pl.format("since {} s, for {} s", "since_s", "age_s")
-        if axis != "step"
-        else pl.format("since step {}, for {} steps", "step", "age")
     )
     text = (
         pl.when(~pl.col("there"))
         .then(pl.lit(""))
         .when("held")
-        .then(pl.format("<b>request {}</b>, its block {}<br>block {}: {}<br>{}", "id", "index", "block", "state", told))
+        .then(pl.format("request {}, its block {}, {}", "id", "index", "state"))
         .when("ever")
-        .then(pl.format("<b>{}</b><br>block {}, last of request {}<br>{}", "state", "block", "id", told))
-        .otherwise(pl.format("<b>never used yet</b><br>block {}", "block"))
-    )  # fmt: skip
+        .then(pl.format("{}, last of request {}", "state", "id"))
+        .otherwise(pl.lit(WORDS[CellState.UNUSED]))
+    )
     return frame.select(text.alias("t"))["t"].to_numpy().reshape(cells.latest.shape)
+
+
+def cell_ages(run: BlockRun, cells: Cells, axis: Axis) -> np.ndarray:
+    """[b, t, 2] since when each cell is as it is and for how long: in seconds, on the axis of steps as
+    a step number and steps. float32."""
+    own = cells.ownership
+    if not len(own):
+        return np.zeros((*cells.latest.shape, 2), np.float32)
+    latest = cells.latest
+    since = np.where(cells.held, own.first[latest], own.last[latest] + 1)
+    since = np.where(latest >= 0, np.clip(since, 0, max(own.num_steps - 1, 0)), 0)
+    now = np.maximum(cells.rows, 0)[None, :]
+    if axis == "step":
+        numbers = run.steps["step"].to_numpy()
+        return np.stack([numbers[since], now - since], axis=2).astype(np.float32)
+    at = run.starts_s
+    return np.stack([at[since], at[now] - at[since]], axis=2).astype(np.float32)
 
 
 def short(ids: pl.Series) -> pl.Series:

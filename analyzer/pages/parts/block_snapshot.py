@@ -6,13 +6,13 @@ It knows where the snapshot stands and what the player is sent; the player itsel
 from __future__ import annotations
 
 import hashlib
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import streamlit as st
 
 from analyzer.block_colours import ColourBy, palette
-from analyzer.block_frames import Frames, close_up, frame_places, frames
+from analyzer.block_frames import close_up, frame_places, frames
 from analyzer.block_picture import BlockRun
 from analyzer.block_states import WORDS
 from analyzer.look import Side
@@ -30,8 +30,9 @@ _CHOSEN = "chosen_in_player"
 @st.cache_resource(max_entries=12, show_spinner=False)
 def _reel(
     key: str, side: Side, part: tuple[float, float], colour: ColourBy, lit: str | None, in_steps: bool, _map: BlockRun, _edges: np.ndarray, _x: np.ndarray,
-) -> Frames:  # fmt: skip
-    return frames(_map, _edges, part, colour, lit, _x, in_steps)
+) -> dict[str, Any]:  # fmt: skip
+    """Packed frames of one run at these places."""
+    return frames(_map, _edges, part, colour, lit, _x, in_steps).packed()
 
 
 @st.fragment
@@ -109,7 +110,7 @@ def _packed(shown: Shown, x: np.ndarray) -> dict[str, object]:
             shown.maps[side],
             shown.axis.edges[side],
             x,
-        ).packed()
+        )
         for side in shown.sides
     }
     return {"x": x.tolist(), "sides": sides}

@@ -3,15 +3,13 @@
 // state "pick" = {view, side, x, block, turn}; state "blocks" = {view, range: [first, last] or [null, null], turn}.
 const DEBOUNCE_MS = 100;
 
-// Which map lies under a place on the screen, and what is there.
-function found(state, event) {
-  const layout = state.chart._fullLayout, box = state.chart.getBoundingClientRect();
-  const x = layout.xaxis.p2d(event.clientX - box.left - layout.xaxis._offset);
-  for (const [side, name] of Object.entries(state.maps)) {
-    const axis = layout[name], down = event.clientY - box.top - axis._offset;
-    if (down >= 0 && down <= axis._length) return { side, x, block: Math.round(axis.p2d(down)) };
-  }
-  return null;
+// The cell under the pointer, as the hover box names it.
+function found(state, click) {
+  const point = click.points.find((p) => p.data.type === "heatmap");
+  if (!point) return null;
+  const axis = (point.data.yaxis || "y").replace("y", "yaxis");
+  const side = Object.keys(state.maps).find((name) => state.maps[name] === axis);
+  return side ? { side, x: Number(point.x), block: Math.round(Number(point.y)) } : null;
 }
 
 export default function (component) {
@@ -30,7 +28,7 @@ export default function (component) {
     state.timer = setTimeout(() => state.set(name, { view, ...what, turn: Date.now() + ++state.turn }), wait);
   };
   state.onClick = state.onClick || ((click) => {
-    const at = click.event && found(state, click.event);
+    const at = found(state, click);
     if (at) tell("pick", at, 0);
   });
   state.onRelayout = state.onRelayout || ((change) => {
