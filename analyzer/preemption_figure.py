@@ -9,6 +9,7 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import plotly.graph_objects as go
 
 from analyzer.figures import CONFIG
@@ -29,13 +30,13 @@ STATIC: dict[str, Any] = {**CONFIG, "doubleClick": False}
 _MARK = {"victim": "▼ ", "aggressor": "▲ ", "evicted too": "▽ ", "": ""}
 
 
-def lanes_around(found: Around, side: Side, theme: Theme, is_full: bool = True) -> go.Figure:
+def lanes_around(found: Around, side: Side, theme: Theme) -> go.Figure:
     """Used blocks over the lanes of the requests that ran, with the moment of the preemption and of
-    the return. is_full: whether the pool's size may be drawn as a line."""
+    the return."""
     lanes_px = LANE_PX * max(len(found.lanes), 1)
     inner = BLOCKS_PX + GAP_PX + lanes_px
     lanes_top, blocks_bottom = lanes_px / inner, (lanes_px + GAP_PX) / inner
-    data = [_blocks(found, side, theme), *_bars(found, theme)]
+    data = [*_blocks(found, side, theme), *_bars(found, theme)]
     layout = {
         **base_layout(inner + TOP_PX + BOTTOM_PX, theme),
         "margin": {"l": LABEL_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
@@ -43,15 +44,8 @@ def lanes_around(found: Around, side: Side, theme: Theme, is_full: bool = True) 
         "bargap": 0,
         "xaxis": _time_axis(found.shown, theme),
         "yaxis": _lane_axis(found.lanes, (0.0, lanes_top), theme),
-        "yaxis2": {
-            **plain_axis(theme),
-            "domain": [blocks_bottom, 1.0],
-            "range": [0, max(found.pool_blocks, 1) * 1.04],
-            "nticks": 4,
-            "tickformat": ",d",
-            "anchor": "x",
-        },
-        "shapes": _moments(found, blocks_bottom, theme, is_full),
+        "yaxis2": _blocks_axis(found, (blocks_bottom, 1.0), theme),
+        "shapes": _moments(found, theme),
         "annotations": _words(found, lanes_top, theme),
     }
     return go.Figure({"data": data, "layout": layout})
@@ -71,19 +65,41 @@ def alt_around(found: Around, title: str) -> str:
 # ---- lanes around one preemption -------------------------------------------------------------------
 
 
-def _blocks(found: Around, side: Side, theme: Theme) -> dict[str, Any]:
-    colour = theme.side(side)
-    return {
+def _blocks(found: Around, side: Side, theme: Theme) -> list[dict[str, Any]]:
+    """The pool's size, and below it the used blocks; what lies between them is free."""
+    line = {
         "type": "scatter",
         "mode": "lines",
         "x": found.blocks_x,
-        "y": found.blocks_y,
         "yaxis": "y2",
-        "line": pen(side, "main", theme),
-        "fill": "tozeroy",
-        "fillcolor": faded(colour, 0.16),
-        "hovertemplate": "%{x:,.3f} s: %{y:,} blocks in use<extra></extra>",
         "showlegend": False,
+    }
+    size = {"color": theme.preempt, "width": 1, "dash": "8px,4px"}
+    return [
+        {**line, "y": np.full(len(found.blocks_x), found.pool_blocks), "line": size, "hoverinfo": "skip"},
+        {
+            **line,
+            "y": found.blocks_y,
+            "line": pen(side, "main", theme),
+            "fill": "tonexty",
+            "fillcolor": faded(theme.grey, 0.16),
+            "customdata": found.pool_blocks - found.blocks_y,
+            "hovertemplate": "%{x:,.3f} s: %{y:,} blocks in use, %{customdata:,} free<extra></extra>",
+        },
+    ]  # fmt: skip
+
+
+def _blocks_axis(found: Around, domain: tuple[float, float], theme: Theme) -> dict[str, Any]:
+    """From below the least to above the pool's size: a line close to it is what there is to see."""
+    least = float(found.blocks_y.min()) if len(found.blocks_y) else 0.0
+    room = max(found.pool_blocks - least, found.pool_blocks * 0.02, 1.0)
+    return {
+        **plain_axis(theme),
+        "domain": list(domain),
+        "range": [max(least - 0.2 * room, 0.0), found.pool_blocks + 0.14 * room],
+        "nticks": 4,
+        "tickformat": ",d",
+        "anchor": "x",
     }
 
 
@@ -157,11 +173,9 @@ def _one_line(text: str, most: int) -> str:
     return line if len(line) <= most else f"{line[: most - 1]}…"
 
 
-def _moments(
-    found: Around, blocks_bottom: float, theme: Theme, is_full: bool
-) -> list[dict[str, Any]]:
-    """The moment of the preemption and of the return through both rows; the pool's size; and a
-    ground under the victim's lane."""
+def _moments(found: Around, theme: Theme) -> list[dict[str, Any]]:
+    """The moment of the preemption and of the return through both rows, and a ground under the
+    lanes of the victim and of who needed its blocks."""
     across = {"type": "line", "yref": "paper", "xref": "x", "y0": 0, "y1": 1}
     shapes: list[dict[str, Any]] = [
         {
@@ -176,10 +190,6 @@ def _moments(
     if found.back_s is not None:
         line = {"color": theme.muted, "width": 1, "dash": "2px,3px"}
         shapes.append({**across, "x0": found.back_s, "x1": found.back_s, "line": line})
-    if is_full:
-        top = {"y0": found.pool_blocks, "y1": found.pool_blocks, "yref": "y2", "xref": "paper"}
-        line = {"color": theme.preempt, "width": 1, "dash": "8px,4px"}
-        shapes.append({"type": "line", "x0": 0, "x1": 1, **top, "line": line})
     return shapes
 
 
@@ -188,7 +198,7 @@ def _words(found: Around, lanes_top: float, theme: Theme) -> list[dict[str, Any]
     hidden = found.num_running - len(found.lanes)
     more = f", {hidden:,} more ran" if hidden > 0 else ""
     titles = (
-        (1.0, "Blocks in use", f"of {found.pool_blocks:,}"),
+        (1.0, "Blocks in use", f"of {found.pool_blocks:,}; shaded: free"),
         (lanes_top, "Requests in order of admission", f"last at the bottom{more}"),
     )
     said = [
@@ -242,6 +252,7 @@ def base_layout(height: int, theme: Theme) -> dict[str, Any]:
             "yref": "container",
             "yanchor": "top",
             "font": {"size": 12},
+            "entrywidth": 0,
             "itemclick": False,
             "itemdoubleclick": False,
         },

@@ -36,7 +36,7 @@ def rows_over_time(
         _row(key, title, unit, number, short, buckets, starts, width)
         for key, title, unit, number, short in _ROWS
         if not (in_steps and key == "direct_s")
-        and not (key == "cascade" and not any(b["cascade"].any() for b in buckets.values()))
+        and not (key == "cascade" and not any(b["cascade"].sum() for b in buckets.values()))
     ]
     title, unit = ("Steps since the start", "") if in_steps else ("Time since the start", "s")
     return rows, XAxis(title, unit, (0.0, width * BUCKETS), starts + width / 2), buckets

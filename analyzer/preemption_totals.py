@@ -100,14 +100,27 @@ def otherwise(table: pl.DataFrame) -> tuple[Otherwise, ...]:
     return tuple(sorted(found, key=lambda o: -o.num))
 
 
-def say_otherwise(found: Otherwise) -> str:
-    """'As swap these 176 preemptions would have cost 2.01 s instead of 11.4 s.'"""
+def say_otherwise(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]) -> str:
+    """'As swap these 176 preemptions would have cost 2.47 s instead of 4.89 s (2.34 s at B's real cost).'
+
+    others: the other runs' own, of which one may have used that mode.
+    """
     these = "this preemption" if found.num == 1 else f"these {found.num:,} preemptions"
-    left_out = f" ({found.num_unknown:,} more have no estimate)" if found.num_unknown else ""
+    left_out = f"; {found.num_unknown:,} more have no estimate" if found.num_unknown else ""
+    real = [
+        f"; {seconds(one.used_s / one.num * found.num)} at the cost that {side} had"
+        for side, one in _that_did(found.other, others)
+    ]
     return (
         f"As {found.other} {these} would have cost {seconds(found.other_s)} instead of "
-        f"{seconds(found.used_s)}{left_out}."
+        f"{seconds(found.used_s)}{''.join(real)}{left_out}."
     )
+
+
+def _that_did(
+    mode: str, others: Mapping[Side, tuple[Otherwise, ...]]
+) -> list[tuple[Side, Otherwise]]:
+    return [(side, one) for side, each in others.items() for one in each if one.used == mode]
 
 
 CONDITION = (
@@ -117,24 +130,26 @@ CONDITION = (
 )
 
 
-def say_check(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]) -> str:
-    """How another run that used the other mode bears the estimates out, per preemption; '' for none.
-
-    others: the other runs' own.
-    """
-    for side, each in others.items():
-        for one in each:
-            if one.used == found.other:
-                estimate, real = found.other_s / found.num, one.used_s / one.num
-                return f"{side}, which did {one.used}, spent {seconds(real)} a preemption; this estimates {seconds(estimate)}."
-    return ""
-
-
-def say_trust(found: Otherwise) -> str:
-    """How the estimates of the way that was used came out; '' where they are not known."""
-    if not found.used_est_s:
-        return ""
-    return f"Estimated in the same way, its own {found.used} would have cost {seconds(found.used_est_s)}: {seconds(found.used_s)} came of it."
+def say_trust(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]) -> str:
+    """How far the estimates of the other mode are to be trusted: how those of the mode used came out,
+    and what another run that used the other mode paid. '' where neither is known."""
+    said = []
+    if found.used_est_s:
+        said.append(
+            f"For its own {found.used} the same estimates say {seconds(found.used_est_s)}; {seconds(found.used_s)} came of it."
+        )
+    estimate = found.other_s / found.num
+    for side, one in _that_did(found.other, others):
+        real = one.used_s / one.num
+        unknown = (
+            ": how much a prefix cache gives back is not known to a run that never recomputes"
+            if found.other == "recompute" and found.used == "swap" and estimate > 1.25 * real
+            else ""
+        )
+        said.append(
+            f"{side} did {one.used}, for {seconds(real)} a preemption, where this estimates {seconds(estimate)}{unknown}."
+        )
+    return " ".join(said)
 
 
 def by_mode(table: pl.DataFrame) -> pl.DataFrame:

@@ -19,15 +19,15 @@ from analyzer.pages.parts.shell import Opened
 _STYLE = """
 <style>
 .st-key-story { gap: 0.45rem; }
-.st-key-story h4 { padding: 0; font-size: 1.15rem; }
-.st-key-story dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.3rem 0.8rem; margin: 0; font-size: 0.92rem; line-height: 1.4; }
-.st-key-story dt { font-weight: 600; }
-.st-key-story dd { margin: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
+.st-key-story h4 { padding: 0 0 0.5rem; font-size: 1.15rem; }
+.st-key-story dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.3rem 0.8rem; margin: 0; padding: 0; font-size: 0.92rem; line-height: 1.4; }
+.st-key-story dt { font-weight: 600; margin: 0; padding: 0; }
+.st-key-story dd { margin: 0; padding: 0; overflow-wrap: anywhere; font-variant-numeric: tabular-nums; }
 .st-key-costs { gap: 0.4rem 1.4rem; }
 .st-key-costs [data-testid="stMetricValue"] { font-size: 1.3rem; font-weight: 600; padding: 0; }
 .st-key-costs [data-testid="stMetricLabel"] p { font-size: 0.78rem; }
-[data-testid="stMain"] h2 { padding-bottom: 0.2rem; }
-[data-testid="stMain"] h3 { font-size: 1.1rem; padding: 0.3rem 0 0; }
+[data-testid="stMain"] h2 { font-size: 1.35rem; padding: 0.8rem 0 0; }
+[data-testid="stMain"] h3 { font-size: 1.1rem; padding: 0.3rem 0 0.35rem; }
 </style>
 """
 

@@ -27,7 +27,6 @@ from analyzer.preemption_totals import (
     largest_cascades,
     otherwise,
     repeats,
-    say_check,
     say_otherwise,
     say_trust,
     sums,
@@ -53,14 +52,19 @@ def _once(key: str, what: str, _make: Callable[[], Any]) -> Any:
 
 def summary_section(key: str, runs: Mapping[Side, Run]) -> None:
     """A sentence a run: how often, at what cost, and what the other mode would have cost."""
-    lines = [f"**{side}** {plain(_sentence(key, side, run))}" for side, run in runs.items()]
+    other = {side: _otherwise(key, side, run) for side, run in runs.items()}
+    lines = [
+        f"**{side}** {plain(_sentence(key, side, run, other))}" for side, run in runs.items()
+    ]
     with st.container(key="verdict"):
         st.markdown("  \n".join(lines))
-        if any(_otherwise(key, side, run) for side, run in runs.items()):
+        if any(other.values()):
             st.caption(CONDITION)
 
 
-def _sentence(key: str, side: Side, run: Run) -> str:
+def _sentence(
+    key: str, side: Side, run: Run, other: Mapping[Side, tuple[Otherwise, ...]]
+) -> str:
     table = told_of(run)
     if table.is_empty():
         peak = int(run.steps["used_blocks"].to_numpy().max(initial=0))
@@ -68,7 +72,9 @@ def _sentence(key: str, side: Side, run: Run) -> str:
     found = _sums(key, side, run)
     mode = table["mode_used"].cast(pl.String).mode().sort()[0]
     said = f"preempts {found.num:,} {'time' if found.num == 1 else 'times'}{_cost(run, found, mode)}"
-    return " ".join([f"{said}.", *(say_otherwise(o) for o in _otherwise(key, side, run))])
+    return " ".join(
+        [f"{said}.", *(say_otherwise(o, _without(other, side)) for o in other[side])]
+    )
 
 
 def _cost(run: Run, found: Sums, mode: str | None) -> str:
@@ -150,10 +156,15 @@ def _other_mode(key: str, runs: Mapping[Side, Run]) -> None:
         otherwise_bars(found, theme()), theme=None, key="other_mode", config=STATIC, alt=alt_otherwise(found)
     )  # fmt: skip
     for side, each in found.items():
-        others = {s: e for s, e in found.items() if s != side}
         for one in each:
-            said = f"{side} as {one.other}: {say_trust(one)} {say_check(one, others)}"
-            st.caption(plain(said.strip()))
+            if trust := say_trust(one, _without(found, side)):
+                st.caption(plain(f"{side} as {one.other}: {trust}"))
+
+
+def _without(
+    found: Mapping[Side, tuple[Otherwise, ...]], side: Side
+) -> dict[Side, tuple[Otherwise, ...]]:
+    return {s: each for s, each in found.items() if s != side}
 
 
 def _repeats(key: str, runs: Mapping[Side, Run]) -> None:
