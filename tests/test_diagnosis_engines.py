@@ -312,3 +312,131 @@ def test_other_software_is_named(line: str, software: str) -> None:
 
     assert words(found) == ["INSUFFICIENT_EVIDENCE"]
     assert software in found.verdicts[0].statement
+
+
+def test_logs_of_two_engines_are_judged_one_by_one() -> None:
+    calm = "".join(
+        f"INFO 03-04 10:00:{10 * i:02} [loggers.py:259] Engine 000: Avg prompt throughput: 0.0 tokens/s, Avg generation "
+        "throughput: 90.0 tokens/s, Running: 4 reqs, Waiting: 0 reqs, GPU KV cache usage: 12.0%, Prefix cache hit rate: 0.0%\n"
+        for i in range(3)
+    )
+    full = "".join(sglang(10 * i, 50, 30, 0.98, 900.0) + "\n" for i in range(3))
+
+    found = of_text(calm, "a.log", b__log=full)
+
+    assert words(found) == ["CAPACITY_QUEUE", "NO_PRESSURE_YET"]
+    assert found.verdicts[0].statement.startswith("b.log")
+
+
+def test_a_queue_before_a_full_pool_is_told_without_running() -> None:
+    text = "Time,vllm:kv_cache_usage_perc,vllm:num_requests_waiting\n" + "".join(
+        f"{1767261600000 + 15000 * i},0.99{i},{10 + i}\n" for i in range(3)
+    )
+
+    found = of_text(text, "panel.csv")
+
+    assert words(found)[0] == "CAPACITY_QUEUE"
+
+
+def test_a_list_of_ranks_as_pairs_is_a_snapshot() -> None:
+    lines = ["engine 192.0.2.7"] + [
+        f"  dp_rank={r}  num_running_reqs={n}  num_queue_reqs={w}"
+        for r, (n, w) in enumerate([(0, 0), (2, 14), (0, 0), (0, 0)])
+    ]
+
+    found = of_text("\n".join(lines) + "\n")
+
+    assert words(found)[0] == "DP_IMBALANCE"
+    assert found.facts["busiest_rank"] == 1
+
+
+NO_EVICT = """
+[TensorRT-LLM][INFO] TRTGptModel maxNumSequences: 32
+[TensorRT-LLM][INFO] Capacity Scheduler Policy: {policy}
+[TensorRT-LLM][INFO] Number of blocks in KV cache primary pool: 300
+[TensorRT-LLM][INFO] Number of tokens per block: 64.
+"""
+
+
+def test_what_a_policy_sets_aside_is_told_before_anything_ran() -> None:
+    found = of_text(
+        NO_EVICT.format(policy="GUARANTEED_NO_EVICT"),
+        "server.log",
+        notes__txt="6 concurrent; 400 prompt tokens, max_tokens 8000\n",
+    )
+
+    assert words(found)[0] == "RESERVATION_BLOCKED"
+    assert found.facts["reserved_blocks_per_request"] == 132
+    assert found.facts["no_evict_concurrency"] == 2
+
+
+def test_a_policy_that_admits_by_use_is_not_said_to_reserve() -> None:
+    steps = [
+        {
+            **iteration(500 + i, 30, 4000, 200, 6),
+            "inflightBatchingStats": {
+                "numScheduledRequests": 2,
+                "numContextRequests": 0,
+                "numGenRequests": 2,
+                "numPausedRequests": 0,
+                "numCtxTokens": 0,
+            },
+            "numActiveRequests": 2,
+        }
+        for i in range(3)
+    ]
+
+    reserving = of_text(json.dumps(steps), "stats.json")
+    using = of_text(
+        json.dumps(steps), "stats.json", c__txt="batch_scheduler_policy: max_utilization\n"
+    )
+
+    assert words(reserving)[0] == "RESERVATION_BLOCKED"
+    assert "RESERVATION_BLOCKED" not in words(using)
+
+
+def test_pauses_of_generation_are_preemptions() -> None:
+    lines = [
+        f"[TensorRT-LLM][WARNING] Pause generation only request ,request_id :{n} , change it as context init state, which may degrade performance"
+        for n in (7, 9, 12)
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == "CAPACITY_PREEMPTION"
+    assert found.facts["preemptions"]["value"] == 3
+
+
+@pytest.mark.parametrize(
+    ("asked", "word"), [(90_000, "CAPACITY_QUEUE"), (300_000, "OVERSIZE_REQUEST")]
+)
+def test_a_refusal_for_room_is_told_from_a_request_that_never_fits(
+    asked: int, word: str
+) -> None:
+    lines = [
+        "2026-03-04T10:00:00.1Z  INFO vllm_rs::core::scheduler: GPU Kvcache: 1000 blocks (64000 tokens) free, used 60.0% (6.00GB/10.00GB); CPU swap used 0.0% (0.00GB/4.00GB)",
+        f"2026-03-04T10:00:01.1Z ERROR vllm_rs::server: Stream generation failed: Remaining 64000 kvcache tokens, but your prompt requires {asked} new tokens, please request later!",
+    ]
+
+    found = diagnosis(lines)
+
+    assert words(found)[0] == word
+
+
+def test_settings_of_a_model_repository_are_read() -> None:
+    text = """
+parameters: {
+  key: "batch_scheduler_policy"
+  value: {
+    string_value: "guaranteed_no_evict"
+  }
+}
+parameters: {
+  key: "max_tokens_in_paged_kv_cache"
+  value: { string_value: "5120" }
+}
+"""
+
+    found = of_text(text, "config.pbtxt")
+
+    assert found.facts["pool_tokens"] == 5120

@@ -1,7 +1,7 @@
 """Evidence of several servers or runs, told apart by the pools that its sources state.
 
 Sources that state pools of different size are different servers, or one with other settings; so are runs
-of a table with pools of their own. Notes and flags, which state none, belong to every part.
+of a table with pools of their own, and sources with samples of different engines. Notes and flags, which state none, belong to every part.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from traces.evidence.evidence import Evidence, Fact
 from traces.telemetry import Telemetry
 
 SAME_FRAC = 0.02
+ROUTER = "dynamo"  # stands before another engine, and counts what that runs
 BLOCK_SIZES = (1, 8, 16, 32, 64, 128, 256)
 
 
@@ -22,6 +23,8 @@ def split_parts(evidence: Evidence) -> list[Evidence]:
     """The evidence as it is, or one for each server or run that it is of."""
     stated = _stated_pools(evidence.facts)
     groups = _groups(stated)
+    if len(groups) < 2:
+        groups = _by_engine(evidence) or groups
     tables = _of_other_pools(evidence, stated)
     if len(groups) < 2 and not tables:
         return [evidence]
@@ -43,6 +46,18 @@ def _stated_pools(facts: Sequence[Fact]) -> dict[str, dict[str, float]]:
         if good and not fact.inferred and fact.at is not None:
             found.setdefault(fact.at.source, {})[fact.name] = float(fact.value)  # type: ignore[arg-type]  # a number, looked at in `good`
     return found
+
+
+def _by_engine(evidence: Evidence) -> list[list[str]]:
+    """Sources with samples, those of one engine together; [] where all are of one."""
+    if evidence.telemetry is None:
+        return []
+    sampled = set(evidence.telemetry.samples["source"].unique().to_list())
+    found: dict[str, list[str]] = {}
+    for report in evidence.sources:
+        if report.engine and report.engine != ROUTER and report.name in sampled:
+            found.setdefault(report.engine, []).append(report.name)
+    return list(found.values()) if len(found) > 1 else []
 
 
 def _agree(a: dict[str, float], b: dict[str, float]) -> bool:

@@ -179,7 +179,7 @@ def _by_column(ranks: Sequence[Series]) -> Preemptions | None:
         recomputed_high=sum(recomputed) if recomputed else None,
         recomputed_kind=KNOWN if recomputed else UNKNOWN,
         by_rank=by_rank,
-        steps=tuple(int(s) for s in steps),
+        steps=tuple(int(s) for s in steps if np.isfinite(s)),
         lines=series.lines(*hit[:3]),
     )
 
@@ -241,7 +241,8 @@ def _by_swaps(evidence: Evidence) -> Preemptions | None:
 
 def _by_swapped(ranks: Sequence[Series]) -> Preemptions | None:
     """Requests that statistics count as swapped: each was preempted at least once."""
-    low, lines = 0, []
+    low = 0
+    lines: list[Line] = []
     for series in ranks:
         swapped = series.swapped
         at = series.valid(swapped)
@@ -543,7 +544,7 @@ def _none_seen(evidence: Evidence, ranks: Sequence[Series], is_v0: bool) -> Pree
         return Preemptions(
             0, 0 if started else V0_EVERY - 1, KNOWN if started else INFERRED, how
         )
-    if (evidence.engine or "").startswith("vllm") and ranks and not is_v0:
+    if evidence.engine == "vllm" and ranks and not is_v0:
         how = "vLLM V1 prints no preemption in its log, so their absence says nothing"
         return Preemptions(how=how)
     return Preemptions()

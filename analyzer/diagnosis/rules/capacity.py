@@ -186,10 +186,12 @@ def find_queue(q: Quantities) -> Finding | None:
         return None
     rate = q.waiting_rate
     running = series.running[at]
-    low, high = int(np.nanmin(running)), int(np.nanmax(running))
+    known = running[np.isfinite(running)]
+    low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
+    ran = f"{low} to {high} ran and " if len(known) else ""
     growth = f", growing by {rate:.2f} a second" if rate and rate > 0 else ""
     proof = Proof(
-        f"Waiting went from {w[0]:.0f} to {w[-1]:.0f}{growth} while {low} to {high} ran and usage was "
+        f"Waiting went from {w[0]:.0f} to {w[-1]:.0f}{growth} while {ran}usage was "
         f"{percent(u.min())} to {percent(u.max())}",
         {"waiting_first": int(w[0]), "waiting_last": int(w[-1]), "per_s": rate},
         series.lines(int(at[0]), int(at[-1])),
@@ -200,11 +202,11 @@ def find_queue(q: Quantities) -> Finding | None:
     unknown = q.preemptions.kind == UNKNOWN
     limit = q.number("max_num_seqs")
     useless = ["--max-num-seqs: it is not the limit that binds, the pool is"]
-    if limit and high < limit:
+    if limit and len(known) and high < limit:
         useless = [f"--max-num-seqs {limit:.0f}: {high} run, it does not bind"]
     return Finding(
         "CAPACITY_QUEUE",
-        "high" if w.max() > high else "medium",
+        "high" if len(known) and w.max() > high else "medium",
         f"The pool is full ({percent(float(np.median(u[queued])))}) and {outside}"
         f"{growth}; preemption is "
         + ("not proven." if unknown else f"{q.preemptions.text()}."),

@@ -45,7 +45,7 @@ def find_reservation(q: Quantities) -> Finding | None:
         return _refused_blocks(q)
     if (found := _budget_taken(q) or _would_reserve(q)) is not None:
         return found
-    if not (_no_evict(q) or q.engine in RESERVING):
+    if not (_no_evict(q) or q.engine in RESERVING) or "max_util" in q.word("policy"):
         return None
     if q.other_pool is not None and q.other_pool[1] >= ROOM_FRAC:
         return None
@@ -84,7 +84,7 @@ def find_reservation(q: Quantities) -> Finding | None:
     ]
     facts: dict[str, object] = {
         "scheduled_max": queue.most_running,
-        "active_max": int(np.nanmax(series.waiting + series.running)),
+        "active_max": int(np.nanmax(series.waiting + np.nan_to_num(series.running))),
         "paused_max": 0 if not q.preemptions.some else q.preemptions.low,
     }
     if series.has("used_blocks"):

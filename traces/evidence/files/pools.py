@@ -8,6 +8,7 @@ tokens either. V0 has no null block and names num_cpu_blocks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -102,6 +103,8 @@ def _number(text: str | None) -> int | float | None:
     try:
         value = float(text or "")
     except ValueError:
+        return None
+    if not math.isfinite(value):
         return None
     return int(value) if value == int(value) else value
 
