@@ -542,48 +542,15 @@ def _draw_lanes(
     }
     axis = canvas.axis(height_of(row), settings)
     bars = row.bars
-    full = np.array([harmless(i, 40) for i in row.ids], dtype=object)
     for phase in range(len(PHASES)):
         which = np.flatnonzero(bars.phase == phase)
-        if not len(which):
-            continue
-        start = np.maximum(bars.start_s[which], shown[0])
-        stop = np.minimum(bars.stop_s[which], shown[1])
-        lengths = bars.stop_s[which] - bars.start_s[which]
-        told = [
-            [
-                full[p],
-                f"{a:,.3f}",
-                f"{b:,.3f}",
-                seconds(float(n)) + (" so far" if o else ""),
-                row.ids[p] if len(row.ids[p]) <= MOST_TOLD else "",
-            ]
-            for p, a, b, n, o in zip(
-                bars.place[which],
-                bars.start_s[which],
-                bars.stop_s[which],
-                lengths,
-                bars.is_open[which],
-                strict=True,
+        if len(which):
+            canvas.traces.append(
+                _bar_trace(bars, which, shown, axis)
+                | {"width": HEIGHTS[phase], "marker": _fill(phase, theme), **_SILENT}
             )
-        ]
-        canvas.traces.append(
-            {
-                "type": "bar",
-                "orientation": "h",
-                "x": stop - start,
-                "base": start,
-                "y": bars.place[which].astype(np.int32),
-                "width": HEIGHTS[phase],
-                "yaxis": axis,
-                "customdata": told,
-                "marker": _fill(phase, theme),
-                "hovertemplate": f"<b>request %{{customdata[0]}}</b> in {row.side}<br>{LABELS[phase]}, %{{customdata[3]}}<br>from %{{customdata[1]}} to %{{customdata[2]}} s<extra></extra>",
-                "selected": {"marker": {"opacity": 1}},
-                "unselected": {"marker": {"opacity": 1}},
-                "showlegend": False,
-            }
-        )
+    if len(bars.phase):
+        canvas.traces.append(_lane_hover(row, shown, axis))
     _draw_moments(canvas, row, axis, theme)
     if not len(bars.phase):
         canvas.traces.append(
@@ -604,6 +571,55 @@ def _draw_lanes(
                 "layer": "below",
             }
         )
+
+
+def _bar_trace(
+    bars: Bars, which: np.ndarray, shown: tuple[float, float], axis: str
+) -> dict[str, Any]:
+    """Some of the bars, cut at the shown time."""
+    start = np.maximum(bars.start_s[which], shown[0])
+    return {
+        "type": "bar",
+        "orientation": "h",
+        "base": start,
+        "x": np.minimum(bars.stop_s[which], shown[1]) - start,
+        "y": bars.place[which].astype(np.int32),
+        "yaxis": axis,
+        "selected": {"marker": {"opacity": 1}},
+        "unselected": {"marker": {"opacity": 1}},
+    }
+
+
+def _lane_hover(row: LaneRow, shown: tuple[float, float], axis: str) -> dict[str, Any]:
+    """Unseen bars as high as a lane, which answer to mouse and click: thin ones are hard to hit."""
+    bars = row.bars
+    names = [harmless(i, 40) for i in row.ids]
+    told = [
+        [
+            names[place],
+            LABELS[phase],
+            f"{start:,.3f}",
+            f"{stop:,.3f}",
+            seconds(stop - start) + (" so far" if is_open else ""),
+            row.ids[place] if len(row.ids[place]) <= MOST_TOLD else "",
+        ]
+        for place, phase, start, stop, is_open in zip(
+            bars.place.tolist(),
+            bars.phase.tolist(),
+            bars.start_s.tolist(),
+            bars.stop_s.tolist(),
+            bars.is_open.tolist(),
+            strict=True,
+        )
+    ]
+    return _bar_trace(bars, np.arange(len(told)), shown, axis) | {
+        "width": 1,
+        "customdata": told,
+        "marker": {"color": _CLEAR, "line": {"width": 0}},
+        "hovertemplate": f"<b>request %{{customdata[0]}}</b> in {row.side}<br>%{{customdata[1]}}, %{{customdata[4]}}<br>from %{{customdata[2]}} to %{{customdata[3]}} s<extra></extra>",
+        "hoverlabel": {"align": "left"},
+        "showlegend": False,
+    }
 
 
 def _draw_moments(canvas: _Canvas, row: LaneRow, axis: str, theme: Theme) -> None:

@@ -35,7 +35,7 @@ SKY_ROWS = 120
 STRIP_PX = 10  # of the picture, which is drawn at half its height
 HOVER_COLUMNS = 75
 COUNT_COLUMNS = 300
-MOST_BARS = 5_000  # of all detail lanes of a side
+MOST_BARS = 2_500  # of all detail lanes of a side
 STACK = (DECODE, PREFILL, RECOMPUTING, RESTORING, SWAPPED, PREEMPTED, QUEUED)  # lowest first
 NOBODY = len(PHASES)  # palette index of empty ground
 
