@@ -40,9 +40,10 @@ def evidence_figure(drawing: Drawing, theme: Theme) -> go.Figure:
     colours = colours_of(drawing, theme)
     names: set[str] = set()
     many = max((len(p.curves) for p in drawing.panels), default=0) >= MANY
-    if any(c.label for p in drawing.panels for c in p.curves):
-        layout["margin"]["t"] += LEGEND_PX
-        layout["height"] += LEGEND_PX
+    labels = {c.label for p in drawing.panels for c in p.curves if c.label}
+    if labels:  # a phone has room for three a line
+        layout["margin"]["t"] += LEGEND_PX * -(-len(labels) // 3)
+        layout["height"] += LEGEND_PX * -(-len(labels) // 3)
     layout["hovermode"] = "closest" if many else "x unified"
     top = inner
     for i, (panel, height) in enumerate(zip(drawing.panels, heights, strict=True), start=1):

@@ -298,6 +298,30 @@ def test_ranks_have_a_line_each_and_can_be_chosen() -> None:
 
     assert names == {"rank 0", "rank 1", "rank 2", "rank 3"}
     assert {t["name"] for t in charts(app)[0]["data"]} == {"rank 2"}
+    assert url_of(app, "ranks") == "2"
+
+
+def test_chosen_ranks_of_a_link_are_drawn_and_nonsense_draws_all() -> None:
+    app = open_page(e="sample:one-rank-full", ranks="1,3")
+    odd = open_page(e="sample:one-rank-full", ranks="9,x,")
+
+    assert {t["name"] for t in charts(app)[0]["data"]} == {"rank 1", "rank 3"}
+    assert len({t["name"] for t in charts(odd)[0]["data"]}) == 4
+
+
+def test_servers_with_other_pools_are_chosen_by_name_and_kept_in_the_link(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "a.log").write_text("\n".join(v1_pool(400_000, 8_192)))
+    (tmp_path / "b.log").write_text("\n".join(v1_pool(90_000, 8_192)))
+    app = give(open_page(), path=str(tmp_path / "*.log"))
+    first = url_of(app, "e")
+
+    app = open_page(e=first, part="1")
+
+    assert not app.exception
+    assert "90,000 tokens" in next(h for h in markup_of(app) if 'aria-label="Key facts"' in h)
+    assert url_of(app, "part") == "1"
 
 
 def test_evidence_without_samples_says_that_there_is_nothing_to_draw() -> None:

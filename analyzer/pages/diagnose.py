@@ -97,8 +97,12 @@ def _part_choice(reading: Reading) -> int:
         "The sources are of several servers or runs, each judged by itself",
         list(range(len(names))),
         format_func=lambda i: plain(names[i]),
-        default=worst,
+        default=next(
+            (i for i in evidence_state.chosen_numbers("part") if i < len(names)), worst
+        ),
         required=True,
         key=f"evidence_part_{reading.key[:8]}",
     )
-    return int(chosen if chosen is not None else worst)
+    index = int(chosen if chosen is not None else worst)
+    evidence_state.choose_numbers("part", [] if index == worst else [index])
+    return index

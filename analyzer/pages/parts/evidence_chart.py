@@ -17,6 +17,7 @@ from analyzer.diagnosis.traps import find_traps
 from analyzer.evidence_figure import alt_text, evidence_figure
 from analyzer.evidence_series import MAX_RANKS, Drawing, draw_series, table_of
 from analyzer.pages.parts.evidence_reading import Part, Reading, raw_lines
+from analyzer.pages.parts.evidence_state import choose_numbers, chosen_numbers
 from analyzer.pages.parts.evidence_verdict import notes_section
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.timeline import theme
@@ -61,9 +62,11 @@ def _rank_choice(part: Part) -> list[int] | None:
         f"Ranks (usage at the end{'' if len(ranks) <= MAX_RANKS else f'; the {MAX_RANKS} fullest unless others are chosen'})",
         ranks,
         selection_mode="multi",
+        default=[r for r in chosen_numbers("ranks") if r in ranks],
         format_func=name,
         key="evidence_ranks",
     )
+    choose_numbers("ranks", list(chosen or []))
     return list(chosen or []) or None
 
 

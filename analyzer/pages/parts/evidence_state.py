@@ -1,4 +1,4 @@
-"""Which evidence the Diagnose page shows, and how it is mirrored in the URL: `e`, or `side`.
+"""Which evidence the Diagnose page shows, and how it is mirrored in the URL: `e`, or `side`, and what was chosen in it.
 
 It knows references, never contents. `e` is `sample:NAME`, or ids of kept files joined by dots; `side` is a
 run of the pair that the pages share.
@@ -7,12 +7,14 @@ run of the pair that the pages share.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import streamlit as st
 
 SIDES = ("A", "B", "C")
+CHOICES = ("part", "ranks")  # of the URL: which server or run, which ranks
 Kind = Literal["files", "sample", "side"]
 _SHOWN, _ASKED, _SEEN, _WRITTEN = (
     f"evidence_{n}" for n in ("shown", "asked", "seen", "written")
@@ -88,13 +90,31 @@ def write_url() -> None:
             st.query_params.pop(name, None)
 
 
+def chosen_numbers(name: str) -> list[int]:
+    """One of CHOICES as the URL has it; nonsense is nothing."""
+    return [
+        int(n) for n in st.query_params.get(name, "").split(",") if n.isdecimal() and len(n) < 7
+    ]
+
+
+def choose_numbers(name: str, numbers: Sequence[int]) -> None:
+    """Put a choice into the URL; none: take it out."""
+    if numbers:
+        st.query_params[name] = ",".join(map(str, numbers))
+    else:
+        st.query_params.pop(name, None)
+
+
 def shown() -> EvidenceRef | None:
     found = st.session_state.get(_SHOWN)
     return found if isinstance(found, EvidenceRef) else None
 
 
 def show(ref: EvidenceRef | None) -> None:
-    """Show this from now on; what was asked for has been answered."""
+    """Show this from now on; what was asked for has been answered. What was chosen in other evidence goes."""
+    if shown() not in (None, ref):
+        for name in CHOICES:
+            st.query_params.pop(name, None)
     st.session_state[_SHOWN] = ref
     st.session_state.pop(_ASKED, None)
 
