@@ -24,6 +24,7 @@ GAP_PX = 40  # between rows: room for the next row's title
 TOP_PX = 58  # legend, and the first row's title
 BOTTOM_PX = 48
 STRIP_PX = 2  # of the axis below the first row
+STRIP_HEIGHT_PX = 46  # of the overview
 LEFT_PX = 50  # a label such as 12,000
 WHOLE_UNITS = ("blocks", "requests", "tokens")
 CONFIG: dict[str, Any] = {
@@ -181,6 +182,52 @@ def shares_below(
         "title": {"text": title, "font": font, "standoff": 6},
     }
     layout["yaxis"] = {**axis, "range": [0, 101], "ticksuffix": " %", "nticks": 6}
+    return go.Figure({"data": traces, "layout": layout})
+
+
+def overview(
+    marks: Sequence[Mark], axis: XAxis, shown: tuple[float, float], top: float, theme: Theme
+) -> go.Figure:
+    """The whole axis as a strip, with everything but the shown part greyed; a drag selects a part.
+
+    marks: of the strip; axis: its range is the whole axis; top: of the y axis.
+    """
+    traces = [trace for mark in marks for trace in traces_of(mark, "y", theme)]
+    traces.append(  # unseen points, without which there is nothing to select
+        {
+            "type": "scatter",
+            "mode": "markers",
+            "x": np.linspace(*axis.range, 50),
+            "y": np.full(50, top / 2),
+            "marker": {"opacity": 0},
+            "hoverinfo": "skip",
+            "showlegend": False,
+        }
+    )
+    low, high = axis.range
+    grey = {
+        "type": "rect",
+        "yref": "paper",
+        "y0": 0,
+        "y1": 1,
+        "fillcolor": faded(theme.grey, 0.28),
+        "line": {"width": 0},
+    }
+    edge = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": theme.muted}}
+    layout = _layout(STRIP_HEIGHT_PX, theme) | {
+        "height": STRIP_HEIGHT_PX,
+        "margin": {"l": LEFT_PX, "r": 10, "t": 4, "b": 4, "pad": 0},
+        "dragmode": "select",
+        "selectdirection": "h",
+        "hovermode": False,
+        "shapes": [
+            {**grey, "x0": low, "x1": shown[0]},
+            {**grey, "x0": shown[1], "x1": high},
+            *({**edge, "x0": x, "x1": x} for x in shown),
+        ],
+        "xaxis": {"range": [low, high], "visible": False, "fixedrange": True},
+        "yaxis": {"range": [0, top], "visible": False, "fixedrange": True},
+    }
     return go.Figure({"data": traces, "layout": layout})
 
 

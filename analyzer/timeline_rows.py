@@ -13,7 +13,7 @@ import numpy as np
 from analyzer.aligned import Aligned
 from analyzer.figures import Capacity, Readings, Row
 from analyzer.look import Role, Side, three_digits
-from analyzer.marks import Areas, Bars, Difference, Line, Mark
+from analyzer.marks import Areas, Bars, Difference, Line, Look, Mark
 from analyzer.timeline_view import BUCKETS, View
 from analyzer.words import NOT_RECORDED
 
@@ -30,9 +30,10 @@ ROWS: dict[str, str] = {
 
 
 def timeline_rows(pair: Aligned, shown: tuple[float, float], which: Sequence[str]) -> list[Row]:
-    """The chosen rows over the shown part of the axis, thinned to what a screen can show."""
+    """The chosen rows in their order over the shown part of the axis, thinned to what a screen can
+    show. which: keys of ROWS. Raises KeyError for another one."""
     view = View(pair, shown, which)
-    return [row for key in ROWS if key in which for row in _BUILD[key](view)]
+    return [row for key in dict.fromkeys(which) for row in _BUILD[key](view)]
 
 
 def _blocks(view: View) -> list[Row]:
@@ -240,31 +241,29 @@ def _tokens(view: View) -> list[Row]:
     ]
 
 
+_WAYS: dict[str, Look] = {"out": "main", "in": "dotted"}
+
+
 def _host(view: View) -> list[Row]:
     """Host blocks and the link, where a run has copied KV to the host."""
     sides = [s for s in view.pair.runs if view.any(s, "host_used_blocks")]
     if not sides:
         return []
     used = {str(s): view.at_cursor(s, "host_used_blocks") for s in sides}
-    busy: dict[Side, np.ndarray] = {}
-    for side in sides:
-        moving = (
-            view.sums(side, "link_out_busy_s")["total"]
-            + view.sums(side, "link_in_busy_s")["total"]
-        )
-        length = view.sums(side, "duration_s")["total"].to_numpy()
-        busy[side] = (
-            np.divide(moving.to_numpy(), length, out=np.zeros(BUCKETS), where=length > 0) * 100
-        )
     starts = view.sums(sides[0], "duration_s")["start"].to_numpy()
     here = view.bucket_of_cursor(starts)
-    share = {str(s): y[here] for s, y in busy.items()}
+    link: list[Mark] = []
+    share: dict[str, np.ndarray] = {}
+    for side in sides:
+        for way, look in _WAYS.items():
+            y = _busy_frac(view, side, f"link_{way}_busy_s") * 100
+            link.append(Line(f"link {way} · {side}", starts, y.astype(np.float32), side, look))
+            share[f"{side} {way}"] = y[here]
     host = [view.line(s, "host_used_blocks", "host blocks") for s in sides]
     blind = [
         s for s, r in view.pair.runs.items() if "steps.host_used_blocks" in r.meta.not_recorded
     ]
     note = f"{NOT_RECORDED} in {' and '.join(blind)}" if blind else ""
-    link = [Line(f"link busy · {s}", starts, y.astype(np.float32), s) for s, y in busy.items()]
     return [
         Row(
             "host",
@@ -281,10 +280,16 @@ def _host(view: View) -> list[Row]:
             "% of the time",
             link,
             60,
-            note=note,
+            note=", ".join(filter(None, ("dotted: back to the GPU", note))),
             readings=Readings("Link busy", share, "%", ",.1f"),
         ),
     ]
+
+
+def _busy_frac(view: View, side: Side, column: str) -> np.ndarray:
+    """Share of each bucket's time that the link was busy one way. (BUCKETS,)."""
+    moving, length = (view.sums(side, c)["total"].to_numpy() for c in (column, "duration_s"))
+    return np.divide(moving, length, out=np.zeros(len(length)), where=length > 0)
 
 
 _BUILD: dict[str, Callable[[View], list[Row]]] = {

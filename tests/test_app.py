@@ -154,6 +154,33 @@ def test_a_range_in_the_link_is_the_range_of_the_axis(store: Store, tmp_path: Pa
     assert charts(app)[0]["layout"]["xaxis"]["range"] == [1.0, 3.0]
 
 
+def test_a_part_of_the_axis_comes_with_a_strip_of_the_whole(
+    store: Store, tmp_path: Path
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+
+    app = open_page(source="Recordings", a=a, b=b, t="1-3")
+
+    _, strip, _ = charts(app)
+    assert strip["layout"]["xaxis"]["range"] == [0.0, 4.0]
+    greyed = [(s["x0"], s["x1"]) for s in strip["layout"]["shapes"] if s["type"] == "rect"]
+    assert greyed == [(0.0, 1.0), (3.0, 4.0)]
+
+
+def test_pinned_rows_come_first(store: Store, tmp_path: Path) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+
+    app = open_page(source="Recordings", a=a, b=b)
+    app.get_by_key("pinned").set_value(["waiting", "running"]).run()
+
+    titles = [
+        note["text"].split("</b>")[0].removeprefix("<b>")
+        for note in charts(app)[0]["layout"]["annotations"]
+        if note["text"].startswith("<b>")
+    ]
+    assert titles[:3] == ["Waiting", "Running", "KV blocks in use"]
+
+
 def test_a_range_that_cannot_be_shows_all(store: Store, tmp_path: Path) -> None:
     a, b = link(store, *write_pair(tmp_path))
 

@@ -8,7 +8,7 @@ from analyzer.look import Theme
 
 _CSS = """
 <style>
-[data-testid="stMainBlockContainer"] {{ padding: 3.4rem 2rem 3rem; }}
+[data-testid="stMainBlockContainer"] {{ padding: 4rem 2rem 3rem; }}
 [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
 [data-testid="stSidebarHeader"] {{ height: 2.6rem; margin-bottom: 0; }}
 [data-testid="stSidebarUserContent"] {{ padding: 0 0 2rem; }}
@@ -35,7 +35,7 @@ _CSS = """
 [data-testid="stSidebar"] input[role="combobox"] {{ font-size: 0.84rem; padding: 0 0 0 0.5rem; text-overflow: ellipsis; }}
 [data-testid="stSidebar"] .react-aria-ComboBox button {{ padding-left: 0; padding-right: 0.25rem; }}
 @media (max-width: 640px) {{
-[data-testid="stMainBlockContainer"] {{ padding: 3.7rem 0.8rem 2rem; }}
+[data-testid="stMainBlockContainer"] {{ padding: 4.2rem 0.8rem 2rem; }}
 [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.45rem; }}
 .st-key-header {{ flex-wrap: nowrap; }}
 .st-key-header h1 {{ font-size: 1.1rem; }}

@@ -22,6 +22,7 @@ from analyzer.pages.parts.state import asked_range, forget_range, look_at, set_r
 from analyzer.pages.parts.zoom import zoom_listener
 from analyzer.run import Run
 from analyzer.timeline_rows import ROWS, timeline_rows
+from analyzer.timeline_view import View
 from analyzer.words import NOT_RECORDED
 
 
@@ -50,6 +51,8 @@ def timeline_section(key: str, runs: Mapping[Side, Run]) -> None:
         look_at(view)
         shown = pair.clip(asked_range())
         _chart(pair, shown, which, view)
+        if shown != pair.full:  # below the chart, which stays where it is
+            _overview(pair, shown, view)
         _range_slider(pair, shown, view)
         _range_words(pair, shown)
         _data(pair, shown)
@@ -84,7 +87,43 @@ def _controls() -> tuple[Alignment, list[str]]:
             persist_state="session",
             wrap=True,
         )
-    return by, list(which or ["blocks"])
+        with st.popover("Pin", type="tertiary", help="Which rows come first."):
+            pinned = st.multiselect(
+                "Rows at the top",
+                list(ROWS),
+                format_func=lambda k: ROWS[str(k)],
+                key="pinned",
+                bind="query-params",
+                persist_state="session",
+            )
+    chosen = [key for key in ROWS if key in (which or ["blocks"]) or key in pinned]
+    return by, [*pinned, *(key for key in chosen if key not in pinned)]
+
+
+def _overview(pair: Aligned, shown: tuple[float, float], view: str) -> None:
+    """The whole axis in a strip, the shown part marked; a drag on it shows another part."""
+    whole = View(pair, pair.full, ("blocks",))
+    marks = whole.mean("used_blocks", "mean KV blocks")
+    top = max(run.recording.pool_blocks for run in pair.runs.values()) * 1.05
+    key = f"overview_{_digest(view)}"
+    low, high = (three_digits(v) for v in shown)
+    st.plotly_chart(
+        figures.overview(marks, pair.axis(pair.full), shown, top, theme()),
+        theme=None,
+        key=key,
+        config={**figures.CONFIG, "displayModeBar": False},
+        on_select=partial(_selected, key, view, pair.full),
+        selection_mode="box",
+        alt=f"KV blocks in use over the whole run; shown is {low} to {high} {pair.unit}.".strip(),
+    )
+
+
+def _selected(key: str, view: str, full: tuple[float, float]) -> None:
+    boxes = st.session_state[key].selection.box
+    if boxes:
+        start, end = sorted(float(x) for x in boxes[0]["x"][:2])
+        if end > start:
+            _ask((start, end), view, full)
 
 
 def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: str) -> None:
@@ -106,7 +145,7 @@ def _range_slider(pair: Aligned, shown: tuple[float, float], view: str) -> None:
     """The keyboard's way to zoom, and the way back. A slider of its own per view, since a browser
     moves the ends of one whose bounds change, and reports that as a choice."""
     low, high = pair.full
-    key = f"range_slider_{hashlib.blake2b(view.encode(), digest_size=6).hexdigest()}"
+    key = f"range_slider_{_digest(view)}"
     step = _round_step((high - low) / 1000)
     st.session_state[key] = shown
     with st.container(horizontal=True, vertical_alignment="center", key="range"):
@@ -123,6 +162,11 @@ def _range_slider(pair: Aligned, shown: tuple[float, float], view: str) -> None:
         st.button(
             "Show all", on_click=forget_range, disabled=shown == pair.full, key="show_all"
         )
+
+
+def _digest(view: str) -> str:
+    """A short name of a view, for the keys of widgets that belong to it."""
+    return hashlib.blake2b(view.encode(), digest_size=6).hexdigest()
 
 
 def _slider_format(step: float, unit: str) -> str:
