@@ -73,3 +73,14 @@ def test_samples_that_saw_a_full_pool_sooner_go_before_the_counter() -> None:
     told = diagnose(read_evidence([], pasted=text))
 
     assert told.facts["first_full_at"].startswith("2026-03-04 10:00:15")
+
+
+def test_a_counter_that_comes_late_does_not_move_the_wall_behind_a_sample_that_saw_it() -> None:
+    """The victim of second 40 runs again at second 55 and is counted then."""
+    usage = [0.90, 0.94, 0.98, 0.80, 0.84, 0.88]
+    counter = [0, 0, 0, 0, 0, 1]
+    text = "".join(scrape(10 * i, usage[i], counter[i]) for i in range(6))
+
+    told = diagnose(read_evidence([], pasted=text))
+
+    assert told.facts["first_full_at"].startswith("2026-03-04 10:00:20")

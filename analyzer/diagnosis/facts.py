@@ -242,6 +242,8 @@ def _first_full(q: Quantities, eta: str | None) -> tuple[str | None, str]:
         return q.clock(moved), INFERRED  # a counter that moved says that it was full by then
     if full == 0 or eta is None or q.wall is None or series is None:
         return seen, KNOWN if seen else UNKNOWN
+    if full is not None and q.wall.at_s > series.t_s[full]:
+        return seen, KNOWN  # growth says later than what was seen
     soon = q.wall.at_s - float(np.nanmax(series.t_s)) <= 3 * (q.period_s or 0.0)
     return (eta, INFERRED) if seen or soon or moved is not None else (None, UNKNOWN)
 

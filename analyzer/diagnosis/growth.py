@@ -21,6 +21,7 @@ MAX_AHEAD = 10.0
 DECODE_FRAC = 0.3  # of a request's best speed: below it something else takes the steps, such as a long prompt
 LIKELY_FRAC = 0.6  # below, growth over two samples says nothing of the wall
 FULL_FRAC = 0.98
+LIKELY_FULL_FRAC = 0.9  # between two samples, where something else says that it was full
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,23 @@ def first_full(series: Series) -> int | None:
 
 
 def first_move_s(series: Series) -> float | None:
-    """When the counter of preemptions is first seen to have grown: the pool was full by then. None: never."""
+    """By when the pool was full, as a counter of preemptions that grew tells; None: it never did.
+
+    A victim is counted when it runs again, which may be long after. Where Running fell before that by
+    what Waiting rose, near a full pool, that was it.
+    """
     total = series.col("preemptions_total")
     at = series.valid(total, series.t_s)
     grown = at[1:][np.diff(total[at]) > 0]
-    return float(series.t_s[grown[0]]) if len(grown) else None
+    if not len(grown):
+        return None
+    seen = series.valid(series.t_s, series.usage, series.running, series.waiting)
+    seen = seen[seen <= grown[0]]
+    left = -np.diff(series.running[seen])
+    queued = (left > 0) & (np.diff(series.waiting[seen]) == left)
+    queued &= np.maximum(series.usage[seen][1:], series.usage[seen][:-1]) >= LIKELY_FULL_FRAC
+    moved = seen[1:][queued]
+    return float(series.t_s[moved[0] if len(moved) else grown[0]])
 
 
 def forecast(

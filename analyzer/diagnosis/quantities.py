@@ -205,6 +205,9 @@ class Quantities:
         first, p = self.preemptions.first_s, self.preemptions
         if first is not None and p.kind == KNOWN:
             earlier = np.flatnonzero(series.t_s < first)
+            late = not p.logged and not series.per_step  # a counter tells of a victim when it is back
+            if late and self.full_sample is not None and len(earlier):
+                return min(int(earlier[-1]), self.full_sample)
             return int(earlier[-1]) if len(earlier) else None
         if self.hidden is not None and self.hidden.drops:
             return self.hidden.drops[0] - 1
