@@ -180,8 +180,28 @@ def test_a_line_that_holds_a_word_of_a_grammar_is_always_read() -> None:
         "INFO Exit code: 137",
         "INFO: EngineCore died",
     ):
-        assert shapes._kind(text.encode(), text) is None
-    assert shapes._kind(access(1).encode(), access(1)) is not None
+        assert shapes._kind(text.encode(), text, reader.judge) is None
+    assert shapes._kind(access(1).encode(), access(1), reader.judge) is not None
+
+
+def test_of_very_many_statistics_lines_some_are_read_and_the_others_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("traces.evidence.log_reader.MAX_READ", 1000)
+    monkeypatch.setattr("traces.evidence.quiet.SLICE_LINES", 16)
+    lines = [v1_line(i % 40).replace("Engine 000", f"Engine 00{i % 4}") for i in range(9000)]
+    lines[8000] = "ERROR 10-14 14:43:00 [core.py:700] EngineCore encountered a fatal error."
+
+    found = read_log(Source.from_text("server.log", "\n".join(lines)))
+
+    read = (
+        WINDOW_LINES + (9000 - WINDOW_LINES) // 11
+    )  # how many were read shows at a window's end
+    assert abs(found.report.recognised - read) < 60
+    assert found.report.num_lines == 9000
+    assert sorted(found.samples["engine_rank"].unique()) == [0, 1, 2, 3]
+    assert [n.kind for n in found.notices] == ["fatal"]
+    assert any("one of 11 was read" in note for note in found.report.notes)
 
 
 PIECES = st.sampled_from(("access", "v1", "v0", "iteration", "sglang", "trace", "other"))

@@ -23,7 +23,7 @@ from traces.evidence.grammars import GRAMMARS, Hit
 from traces.evidence.grammars.requests import without_prompts
 from traces.evidence.heads import Head, read_head
 from traces.evidence.pool_estimates import PoolEstimates
-from traces.evidence.quiet import read_blocks
+from traces.evidence.quiet import MAX_READ, ONE_OF, read_blocks
 from traces.evidence.records import Reading, Record
 from traces.evidence.servers import Apart, Servers
 from traces.evidence.source import MAX_LINE_TEXT, Source
@@ -96,7 +96,9 @@ class LogFound:
 def read_log(source: Source) -> LogFound:
     """Read one source as a log. Nothing that was recognised is an empty LogFound, not an error."""
     reader = LogReader(source)
-    for record in read_blocks(source.blocks(), reader.seen, reader.judge, reader.hungry):
+    for record in read_blocks(
+        source.blocks(), reader.seen, reader.judge, reader.hungry, reader.sated
+    ):
         reader.take(record)
     return reader.finish()
 
@@ -162,6 +164,21 @@ class LogReader:
     def hungry(self) -> bool:
         """Whether records that no grammar knows are still kept."""
         return len(self.examples) < MAX_EXAMPLES or len(self.left_over) < MAX_LEFT_OVER
+
+    def sated(self, text: str | None) -> bool:
+        """Whether so many samples were read that not all have to be; of a record: whether it is nothing but
+        a sample with no count of its own time."""
+        if text is None:
+            return self.samples.num >= MAX_READ
+        for needle, grammar in self.tests:
+            if needle in text and (hit := grammar.read(text)) is not None:
+                return bool(hit.sample) and not (
+                    hit.facts
+                    or grammar.notice
+                    or grammar.joins
+                    or "num_preempted" in hit.sample
+                )
+        return False
 
     def judge(self, text: str) -> bool | None:
         """What `take` makes of this record and of all that differ in digits only: None where it may be of
@@ -540,6 +557,11 @@ class LogReader:
             )
         if self.samples.note():
             notes.append(self.samples.note())
+        if seen.unread:
+            notes.append(
+                f"Of the statistics lines behind the first {MAX_READ:,} one of {ONE_OF} was read; {seen.unread:,} "
+                "lines were only counted"
+            )
         if self.left_out:
             notes.append(
                 f"{self.left_out} notices between the first and the last were not kept"

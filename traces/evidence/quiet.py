@@ -14,7 +14,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from operator import attrgetter
+from dataclasses import replace
 
 from traces.evidence.records import (
     WINDOW_CHARS,
@@ -26,6 +26,8 @@ from traces.evidence.records import (
     quiet_kind,
 )
 
+MAX_READ = 500_000  # samples; of the statistics lines behind them only some are read
+ONE_OF = 11  # of these; prime, so that lines of several ranks take turns
 MAX_SHAPES = 1 << 16
 SLICE_LINES = 512
 MAX_CHARS = 2000  # longer lines are read by themselves
@@ -33,7 +35,6 @@ MAX_CHARS = 2000  # longer lines are read by themselves
 Judge = Callable[[str], bool | None]
 
 _SHAPE = bytes.maketrans(b"123456789", b"000000000")
-_is_blank = attrgetter("blank")
 # one JSON object a line as Docker writes it: no digit in it stands outside a string
 _DOCKER = re.compile(
     rb'\{"log":"[^"\\]*\\n","stream":"\w+"(?:,"[\w.]+":"[^"\\]*")*,"time":"[^"\\]*"\}\s*$'
@@ -45,12 +46,15 @@ def read_blocks(
     seen: Reading,
     judge: Judge,
     hungry: Callable[[], bool],
+    sated: Callable[[str | None], bool] = lambda text: False,
 ) -> Iterator[Record]:
     """Records of a source's blocks, but those that say nothing: they are counted in `seen`.
 
-    hungry: whether somebody still wants records that no grammar knows (for examples, say).
+    hungry: whether somebody still wants records that no grammar knows (for examples, say). sated: asked with
+    None, whether there are so many samples that one of eleven is enough from here on; asked with a record, whether
+    it is a sample and nothing else. What is not read of these is counted in seen.unread.
     """
-    shapes = Shapes(judge)
+    shapes = Shapes(judge, sated)
     window = Window(seen)
     for number, block, piece in blocks:
         if piece:
@@ -149,23 +153,38 @@ def _text(line: bytes) -> str:
 class Shapes:
     """Kinds of the shapes that were seen. `kinds` answers for many lines at once."""
 
-    def __init__(self, judge: Judge) -> None:
+    def __init__(
+        self, judge: Judge, sated: Callable[[str | None], bool] = lambda text: False
+    ) -> None:
         self.judge = judge
+        self.sated = sated
+        self.turn = 0
         self.noise: dict[bytes, Quiet] = {}
         self.all: dict[bytes, Quiet] = {}
         self.loud: set[bytes] = set()
+        self.stats: dict[bytes, Quiet] = {}
 
     def kinds(self, shapes: list[bytes], hungry: bool) -> list[Quiet | None]:
         """The kind of each, None for what has to be read."""
-        return list(map((self.noise if hungry else self.all).get, shapes))
+        found = list(map((self.noise if hungry else self.all).get, shapes))
+        if self.sated(None):
+            for i, kind in enumerate(found):
+                if kind is None and (stat := self.stats.get(shapes[i])) is not None:
+                    self.turn = (self.turn + 1) % ONE_OF
+                    found[i] = stat if self.turn else None
+        return found
 
     def learn(self, shape: bytes, text: str) -> None:
         """Find out what lines of that shape are, from one of them."""
+        if self.sated(None) and shape not in self.stats and len(self.stats) < MAX_SHAPES:
+            stat = self._kind(shape, text, lambda body: False if self.sated(body) else None)
+            if stat is not None and not stat.blank:
+                self.stats[shape] = replace(stat, unread=True)
         if shape in self.all or shape in self.loud:
             return
         if len(self.all) + len(self.loud) >= MAX_SHAPES:
             return
-        kind = self._kind(shape, text)
+        kind = self._kind(shape, text, self.judge)
         if kind is None:
             self.loud.add(shape)
             return
@@ -173,7 +192,8 @@ class Shapes:
         if kind.noise or kind.blank:
             self.noise[shape] = kind
 
-    def _kind(self, shape: bytes, text: str) -> Quiet | None:
+    @staticmethod
+    def _kind(shape: bytes, text: str, judge: Judge) -> Quiet | None:
         if len(text) > MAX_CHARS or "\r" in text or b"#000" in shape:
             return None
         docker = shape.startswith(b'{"')
@@ -181,4 +201,4 @@ class Shapes:
             return None
         if not docker and b"\\" in shape:
             return None
-        return quiet_kind(text, self.judge)
+        return quiet_kind(text, judge)

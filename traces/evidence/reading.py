@@ -45,7 +45,9 @@ WITH_REMARKS = (
     "prometheus",
     "bench",
 )  # readers that pass over flags and remarks beside their lines
+MANY_LOG_LINES = 3  # from here on a table stands in a log, not a line of a log in a table
 DAY_S = 86_400.0
+_HEAD_OF_TABLE = re.compile(r"[A-Za-z_][\w ./%()-]*(?:,\s*[A-Za-z_][\w ./%()-]*)+")
 _METRIC = re.compile(r"#|[a-z_]+:?\w*(?:\{|\s+[\d.]+)")
 # lines of flags and remarks of people that stand among a log's lines and say what it does not
 # what a report says that bears on every answer
@@ -191,13 +193,19 @@ def _named_apart(sources: list[Source]) -> list[Source]:
 def _read(source: Source) -> list[Part]:
     reader, sure = _reader(source)
     if reader is not None:
-        mixes = reader.__name__.rsplit(".", 1)[-1] in MAY_STAND_BETWEEN
+        kind = reader.__name__.rsplit(".", 1)[-1]
         log_lines = _log_lines(source)
+        mixes = kind in MAY_STAND_BETWEEN or (kind == "tables" and log_lines >= MANY_LOG_LINES)
         if not log_lines or (sure >= CERTAIN and not mixes):
             whole: Found = reader.read(source)
             if not log_lines or whole.samples or whole.facts or whole.sweeps or whole.notices:
-                beside = _remarks(source) if reader.__name__.endswith(WITH_REMARKS) else []
-                return [_from_found(whole), *_between(source, "notes", "flags", beside)]
+                beside = _remarks(source) if kind in WITH_REMARKS else []
+                table = _rows_of_table(_lines_of_head(source)) if kind == "notes" else []
+                return [
+                    _from_found(whole),
+                    *_between(source, "notes", "flags", beside),
+                    *_between(source, "tables", "table", table),
+                ]
     found = read_log(source)
     part = Part(
         found.report,
@@ -219,13 +227,33 @@ def _read(source: Source) -> list[Part]:
         *_between(source, "notes", "flags", flags),
         *_between(source, "prometheus", "metrics", list(found.metrics)),
         *_between(source, "bench", "bench", _printed_results(found.left_over)),
+        *_between(source, "tables", "table", _rows_of_table(found.left_over)),
     ]
+
+
+def _rows_of_table(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
+    """The first table of comma-separated values among the lines: a head of names, and rows of as many cells."""
+    for i, (_, head) in enumerate(lines):
+        num = head.count(",")
+        if num < 2 or not _HEAD_OF_TABLE.fullmatch(head.strip()):
+            continue
+        after = lines[i + 1 :]
+        end = next((k for k, (_, t) in enumerate(after) if t.count(",") != num), len(after))
+        rows = list(after[:end])
+        if rows and all(any(c.isdigit() for c in t) for _, t in rows):
+            return [lines[i], *rows]
+    return []
 
 
 def _remarks(source: Source) -> list[tuple[int, str]]:
     """Lines of flags, and what people wrote, in the head of a source that is of metrics or results."""
-    lines = enumerate(source.head.split("\n")[:400], start=1)
-    return [(n, t) for n, t in lines if not _METRIC.match(t) and _FLAGS.search(t)]
+    return [
+        (n, t) for n, t in _lines_of_head(source) if not _METRIC.match(t) and _FLAGS.search(t)
+    ]
+
+
+def _lines_of_head(source: Source) -> list[tuple[int, str]]:
+    return list(enumerate(source.head.split("\n")[:400], start=1))
 
 
 def _printed_results(lines: Sequence[tuple[int, str]]) -> list[tuple[int, str]]:
@@ -330,7 +358,7 @@ def _together(parts: list[Part], notes: list[str]) -> Evidence:
     label = ", ".join(
         p.report.name
         for p in parts
-        if not p.report.name.endswith(("(flags)", "(metrics)", "(bench)"))
+        if not p.report.name.endswith(("(flags)", "(metrics)", "(bench)", "(table)"))
     )
     evidence = Evidence(
         label,

@@ -168,6 +168,7 @@ class Reading:
     partial: int = 0
     quiet: int = 0  # records that were counted and not handed out
     noise: int = 0  # of these, access-log lines and progress bars
+    unread: int = 0  # statistics lines that were counted, as there were too many
 
 
 def read_records(lines: Iterable[tuple[int, str]], seen: Reading) -> Iterator[Record]:
@@ -184,7 +185,8 @@ def read_records(lines: Iterable[tuple[int, str]], seen: Reading) -> Iterator[Re
 class Quiet:
     """A kind of line that is a record by itself and says nothing, as quiet.py finds them: what is counted
     of it. raw, visible, body: characters of the line, without colours, and behind prefixes; whole: see _WHOLE;
-    framed, flag: as in a row; kinds: prefixes; blank: nothing but these; noise: as in LogReader."""
+    framed, flag: as in a row; kinds: prefixes; blank: nothing but these; noise: as in LogReader; unread:
+    it would say something, but there is too much of it."""
 
     raw: int
     visible: int
@@ -195,6 +197,7 @@ class Quiet:
     kinds: tuple[str, ...]
     blank: bool
     noise: bool
+    unread: bool = False
 
 
 class Window:
@@ -290,7 +293,9 @@ class Window:
             seen.coloured += num * (kind.visible != kind.raw)
             for prefix in kind.kinds:
                 seen.prefixes[prefix] += num
-            if not kind.blank:
+            if kind.unread:
+                seen.unread += num
+            elif not kind.blank:
                 seen.quiet += num
                 seen.noise += num * kind.noise
         self.quiet = Counter()
