@@ -385,3 +385,27 @@ def test_a_stated_prompt_and_an_unknown_pool_leave_a_queue_open() -> None:
 
     assert words(found) == ["INSUFFICIENT_EVIDENCE"]
     assert any("pool" in m.what for m in found.missing)
+
+
+def test_a_table_that_stands_in_a_paste_of_log_lines_is_read_beside_them() -> None:
+    table = "max_num_seqs,kv_pool_tokens,running,preemptions\n16,9000,16,0\n64,9000,40,31"
+    starts = [
+        "ValueError: The model's max seq len (8192) is larger than the maximum number of tokens that can be stored "
+        "in KV cache (4096). Try increasing `gpu_memory_utilization`",
+        f"INFO {stamp(0)} gpu_executor.py:113] # GPU blocks: 256, # CPU blocks: 512",
+        f"INFO {stamp(0)} gpu_executor.py:117] Maximum concurrency for 8192 tokens per request: 0.50x",
+    ]
+
+    found = diagnosis(starts, table)
+
+    assert words(found) == ["OVERSIZE_REQUEST", "CAPACITY_PREEMPTION"]
+
+
+def test_a_request_that_came_back_with_room_is_told_and_is_no_pressure() -> None:
+    lines = [v1(10 * i, 8, 0, 30.0 + i, prompt=20.0, generation=200.0) for i in range(3)]
+    back = f"INFO {stamp(15)} [scheduler.py:495] Preempted request cmpl-4 has been resumed!"
+
+    found = diagnosis(lines, back)
+
+    assert words(found) == ["NO_PRESSURE_YET"]
+    assert "came back" in found.verdict.statement

@@ -336,7 +336,7 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     if series is None or q.max_usage is None or q.silent_end or not q.has("waiting"):
         return None
     waiting = series.waiting[np.isfinite(series.waiting)]
-    if (len(waiting) and waiting[-1] > 0) or q.preemptions.some:
+    if (len(waiting) and waiting[-1] > 0) or (q.preemptions.some and not _only_resumed(q)):
         return None
     known = series.usage[np.isfinite(series.usage)]
     if len(known) and known[-1] >= FULL_FRAC:
@@ -348,6 +348,8 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     text = f"usage is at most {percent(q.max_usage)} and nobody waits"
     steps: list[Step] = []
     inferred: tuple[str, ...] = ()
+    if _only_resumed(q):
+        text += ", though a request came back from preemption: its cause is unknown"
     ahead = (
         wall is not None
         and wall.at_s >= float(np.nanmax(series.t_s)) - 1
@@ -407,6 +409,13 @@ def _token_gap(q: Quantities) -> tuple[Proof, ...]:
         "like that, and so does one beside a long prompt"
     )
     return (Proof(text, {"gap_s": most, "usual_s": usual}, q.lines("itl_max_s", "itl_p99_s")),)
+
+
+def _only_resumed(q: Quantities) -> bool:
+    """Whether all that says of a preemption is a request that came back, with room in every sample."""
+    said = q.evidence.all_notices("preemption", "retract", "swap_out")
+    back = q.evidence.all_notices("resume")
+    return bool(back) and not said and (q.max_usage or 1.0) < FREE_FRAC
 
 
 def find_insufficient(q: Quantities) -> Finding | None:
