@@ -24,6 +24,7 @@ BLOCKS_PX = 96
 GAP_PX = 34
 TOP_PX = 52
 BOTTOM_PX = 44
+TITLE_PX = 24
 LABEL_PX = 118
 LONGEST_LABEL = 10
 STATIC: dict[str, Any] = {**CONFIG, "doubleClick": False}
@@ -38,7 +39,7 @@ def lanes_around(found: Around, side: Side, theme: Theme) -> go.Figure:
     lanes_top, blocks_bottom = lanes_px / inner, (lanes_px + GAP_PX) / inner
     data = [*_blocks(found, side, theme), *_bars(found, theme)]
     layout = {
-        **base_layout(inner + TOP_PX + BOTTOM_PX, theme),
+        **base_layout(inner + TOP_PX + BOTTOM_PX, theme, legend_y=1 + TITLE_PX / inner),
         "margin": {"l": LABEL_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         "barmode": "overlay",
         "bargap": 0,
@@ -224,8 +225,9 @@ def _words(found: Around, lanes_top: float, theme: Theme) -> list[dict[str, Any]
 # ---- what all of them share ----------------------------------------------------------------------
 
 
-def base_layout(height: int, theme: Theme) -> dict[str, Any]:
-    """Layout of a small figure that answers to the pointer alone."""
+def base_layout(height: int, theme: Theme, legend_y: float = 1.0) -> dict[str, Any]:
+    """Layout of a small figure that answers to the pointer alone. legend_y: bottom of the legend, as a
+    share of the plot's height; the plot makes room for one of several lines."""
     clear = "rgba(0,0,0,0)"
     family = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
     return {
@@ -248,11 +250,10 @@ def base_layout(height: int, theme: Theme) -> dict[str, Any]:
             "x": 0,
             "xref": "container",
             "xanchor": "left",
-            "y": 1,
-            "yref": "container",
-            "yanchor": "top",
+            "y": legend_y,
+            "yref": "paper",
+            "yanchor": "bottom",
             "font": {"size": 12},
-            "entrywidth": 0,
             "itemclick": False,
             "itemdoubleclick": False,
         },

@@ -7,6 +7,7 @@ little. It does not know how a preemption is told.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -20,6 +21,7 @@ from analyzer.preemptions import preemptions, recompute_steps
 from analyzer.run import Run
 from traces.recording import Meta
 
+LONGEST_IN_URL = 120
 Order = Literal["time", "cost", "others", "away", "tokens"]
 ORDERS: dict[Order, str] = {
     "time": "Oldest first",
@@ -67,8 +69,11 @@ class EventKey:
 
     @property
     def text(self) -> str:
-        """'A-480-53', as the URL holds it; `parse_event` reads it."""
-        return f"{self.side}-{self.step}-{self.request_id}"
+        """'A-480-53', as the URL holds it; `parse_event` reads it. Of a long id it holds a digest."""
+        name = self.request_id
+        if len(name) > LONGEST_IN_URL:
+            name = f"~{hashlib.blake2b(name.encode(), digest_size=8).hexdigest()}"
+        return f"{self.side}-{self.step}-{name}"
 
 
 def parse_event(text: str) -> EventKey | None:
@@ -153,13 +158,17 @@ class Listed:
 
     def find(self, key: EventKey) -> int | None:
         """Row number of a preemption; None where the run has no such one."""
-        hits = self.table.lazy().with_row_index("row").filter(
-            (pl.col("step") == key.step)
-            & (pl.col("side") == key.side)
-            & (pl.col("request_id") == key.request_id)
-        )  # fmt: skip
-        found = hits.select("row").collect()["row"]
-        return int(found[0]) if len(found) else None
+        beside = (
+            self.table.lazy()
+            .with_row_index("row")
+            .filter((pl.col("step") == key.step) & (pl.col("side") == key.side))
+            .select("row", "request_id")
+            .collect()
+        )
+        for row, request_id in beside.rows():  # the victims of one step
+            if EventKey(key.side, key.step, request_id).text == key.text:
+                return int(row)
+        return None
 
     def event(self, row: int) -> EventKey:
         """Which preemption a row number of `table` stands for."""

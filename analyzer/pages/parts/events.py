@@ -13,43 +13,38 @@ import streamlit as st
 from analyzer.aligned import Aligned, Alignment, steps_shown
 from analyzer.look import Side
 from analyzer.measured import is_cost_estimated, recompute_token_s
-from analyzer.preemptions import preemptions
-from analyzer.run import Run
+from analyzer.pages.parts.preempted import told_of
+from analyzer.words import NOT_RECORDED
 
 MOST_ROWS = 5_000
 # Columns that are left out where no row has a value: not recorded, or not for these modes.
 _TOLD_BY_SOME = ("cost", "uncached", "recompute_est", "swap_est")
 
 
-@st.cache_resource(max_entries=8, show_spinner=False)
-def _preemptions(ref: str, num_steps: int, _run: Run) -> pl.DataFrame:
-    return preemptions(_run.events, _run.steps, token_s=recompute_token_s(_run.recording))
-
-
 def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFrame, int]:
     """Preemptions of the runs in the shown range, by time, at most MOST_ROWS; and how many there are."""
-    tables = {
-        side: _preemptions(run.ref, run.steps.height, run) for side, run in pair.runs.items()
+    tables = {side: told_of(run) for side, run in pair.runs.items()}
+    inside = {
+        side: _inside(table, *steps_shown(pair, side, shown)) for side, table in tables.items()
     }
-    victims = {side: t["request_id"].unique() for side, t in tables.items()}
-    parts = []
-    for side, table in tables.items():
-        first, last = steps_shown(pair, side, shown)
-        parts.append(
-            table.filter(pl.col("step").is_between(first, last)).with_columns(
-                run=pl.lit(side),
-                where=_where(side, victims),
-            )
+    found = pl.concat(
+        [table.head(MOST_ROWS).with_columns(run=pl.lit(side)) for side, table in inside.items()]
+    ).sort("t_s", "run", maintain_order=True)
+    asked = found.head(MOST_ROWS)
+    elsewhere = {
+        side: table["request_id"].filter(
+            table["request_id"].is_in(asked["request_id"].implode())
         )
-    found = pl.concat(parts).sort("t_s", "run", maintain_order=True)
-    shown_rows = found.head(MOST_ROWS).select(
+        for side, table in tables.items()
+    }
+    shown_rows = asked.with_columns(where=_where(elsewhere)).select(
         "run",
         "step",
         time="t_s",
         victim="request_id",
         why=pl.when(pl.col("cause_request_id") == pl.col("request_id"))
         .then(pl.lit("its own need"))
-        .otherwise(pl.col("cause_request_id")),
+        .otherwise(pl.col("cause_request_id").fill_null(NOT_RECORDED)),
         free="free_blocks_before",
         mode=pl.when(
             pl.col("mode_asked").cast(pl.String) == pl.col("mode_used").cast(pl.String)
@@ -74,28 +69,50 @@ def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFram
         nth="nth",
         where="where",
     )
-    return shown_rows, found.height
+    return shown_rows, sum(table.height for table in inside.values())
 
 
-def _where(side: Side, victims: Mapping[Side, pl.Series]) -> pl.Expr:
+def _inside(table: pl.DataFrame, first: int, last: int) -> pl.DataFrame:
+    """The preemptions of steps first to last (included), which lie beside each other."""
+    steps = table["step"]
+    start, stop = steps.search_sorted(first, "left"), steps.search_sorted(last, "right")
+    return table.slice(start, max(stop - start, 0))
+
+
+def _where(victims: Mapping[Side, pl.Series]) -> pl.Expr:
     """'only in A', or 'in B, C too': the other runs in which the request is preempted."""
-    others = [
-        pl.when(pl.col("request_id").is_in(v.implode())).then(pl.lit(s))
-        for s, v in victims.items()
-        if s != side
-    ]
-    also = pl.concat_str(others, separator=", ", ignore_nulls=True) if others else pl.lit("")
-    return (
-        pl.when(also == "")
-        .then(pl.lit(f"only in {side}"))
-        .otherwise(pl.format("in {} too", also))
-    )
+    said = pl.lit("")
+    for side in victims:
+        others = [
+            pl.when(pl.col("request_id").is_in(v.implode())).then(pl.lit(s))
+            for s, v in victims.items()
+            if s != side
+        ]
+        also = (
+            pl.concat_str(others, separator=", ", ignore_nulls=True) if others else pl.lit("")
+        )
+        told = (
+            pl.when(also == "")
+            .then(pl.lit(f"only in {side}"))
+            .otherwise(pl.format("in {} too", also))
+        )
+        said = pl.when(pl.col("run") == side).then(told).otherwise(said)
+    return said
 
 
 def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> None:
     """The table, or the good news that there is nothing to list."""
+    from analyzer.pages.parts.shell import (
+        link_to,  # the shell draws the timeline, and that this
+    )
+
     rows, total = events_table(pair, shown)
-    st.subheader("Preemptions in the shown range", anchor=False)
+    with st.container(
+        horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"
+    ):
+        st.subheader("Preemptions in the shown range", anchor=False)
+        if total:
+            link_to("preemptions", "Each one told, and their totals", ":material/eject:")
     if not total:
         st.info(_nothing(pair, shown), icon=":material/check_circle:")
         return
@@ -107,12 +124,15 @@ def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> 
         hide_index=True,
         height=min(360, 38 + 35 * rows.height),
         column_config=_columns(),
+        placeholder="—",
         alt="Preemptions in the shown range",
     )
     if total > rows.height:
         st.caption(f"The first {rows.height:,} of {total:,}: zoom in to see the others.")
     for said in _captions(pair):
         st.caption(said)
+    if rows.drop(unseen).null_count().pipe(lambda n: sum(n.row(0))):
+        st.caption("—: not recorded; where away and recomputed: it never ran again.")
 
 
 def _captions(pair: Aligned) -> list[str]:

@@ -16,13 +16,15 @@ from analyzer.look import Side
 from analyzer.preemption_rows import Listed, Order, told
 from analyzer.run import Run
 
+MOST_TYPED = 200  # characters of a search
+
 
 def told_of(run: Run) -> pl.DataFrame:
     """The run's preemptions as from `told`."""
     return _told(run.ref, run.stamp, run)
 
 
-@st.cache_resource(max_entries=6, show_spinner=False)
+@st.cache_resource(max_entries=6, show_spinner="Working out what each preemption cost")
 def _told(ref: str, stamp: str, _run: Run) -> pl.DataFrame:
     return told(_run)
 

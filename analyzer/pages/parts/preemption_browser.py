@@ -19,7 +19,7 @@ from analyzer.lanes import PHASES
 from analyzer.look import Side
 from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.messages import guarded, plain
-from analyzer.pages.parts.preempted import lanes_of, listed, rows_of
+from analyzer.pages.parts.preempted import MOST_TYPED, lanes_of, listed, rows_of
 from analyzer.pages.parts.timeline import theme
 from analyzer.preemption_around import around, in_words
 from analyzer.preemption_figure import STATIC, alt_around, lanes_around
@@ -33,6 +33,7 @@ from analyzer.preemption_rows import (
 )
 from analyzer.preemption_story import Story, same_request, short_id, tell
 from analyzer.run import Run, run_names
+from analyzer.words import NOT_RECORDED
 
 PAGE_ROWS = 100
 LIST_PX = 480
@@ -40,7 +41,7 @@ EVENT = "preemption_event"  # what is chosen: an EventKey, or None
 PAGE = "preemption_page"
 ROWS = "preemption_rows"
 _FOUND = "preemption_found"  # what the buttons go through
-_WIDER = {"1": "close", "4": "wide", "16": "widest"}
+_WIDER = {"close": 1.0, "wide": 4.0, "widest": 16.0}
 
 
 @st.fragment
@@ -82,7 +83,7 @@ def _arrive(every: Listed) -> None:
     if asked is not None:
         st.session_state[EVENT] = asked
     elif (wanted := st.query_params.get("request")) and "who" not in st.session_state:
-        st.session_state["who"] = wanted
+        st.session_state["who"] = wanted[:MOST_TYPED]
 
 
 def _settle(every: Listed, rows: np.ndarray) -> int:
@@ -135,7 +136,7 @@ def _filters(key: str, every: Listed, runs: Mapping[Side, Run]) -> np.ndarray:
             "Find a request",
             key="who",
             bind="query-params",
-            max_chars=200,
+            max_chars=MOST_TYPED,
             placeholder="Find a request: victim or aggressor",
             label_visibility="collapsed",
             icon=":material/search:",
@@ -207,14 +208,20 @@ def _list(every: Listed, rows: np.ndarray, at: int, runs: Mapping[Side, Run]) ->
         hide_index=True,
         height=LIST_PX,
         column_config=_columns(),
-        placeholder="not recorded",
+        placeholder="—",
         alt="Preemptions",
     )
     with st.container(
         horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"
     ):
         first = (nth - 1) * PAGE_ROWS
-        st.caption(f"{first + 1:,} to {first + page.height:,} of {len(rows):,} preemptions")
+        unknown = any(
+            page[c].null_count() for c in ("direct_cost_s", "away_s", "recomputed_tokens")
+        )
+        dash = ". —: not recorded; under Away: never ran again" if unknown else ""
+        st.caption(
+            f"{first + 1:,} to {first + page.height:,} of {len(rows):,} preemptions{dash}"
+        )
         if num_pages > 1:
             key = f"preemption_page_{nth}"  # a widget of its own a page, which others turn too
             st.pagination(
@@ -244,10 +251,12 @@ def _shown(page: pl.DataFrame, sides: list[Side]) -> pl.DataFrame:
         "side",
         time="t_s",
         victim=victim.str.slice(0, 60),
-        why=pl.when(cause == victim).then(pl.lit("itself")).otherwise(cause.str.slice(0, 60)),
+        why=pl.when(cause == victim)
+        .then(pl.lit("itself"))
+        .otherwise(cause.str.slice(0, 60).fill_null(NOT_RECORDED)),
         cost=pl.col("direct_cost_s") * 1e3,
         away="away_s",
-        mode=pl.col("mode_used").cast(pl.String),
+        mode=pl.col("mode_used").cast(pl.String).fill_null(NOT_RECORDED),
         again="recomputed_tokens",
         blocks="blocks",
         induced="induced_s",
@@ -338,8 +347,7 @@ def _surroundings(
         wider = st.segmented_control(
             "How much time around it",
             list(_WIDER),
-            format_func=lambda w: _WIDER[str(w)],
-            default="1",
+            default="close",
             required=True,
             key="around",
             bind="query-params",
@@ -352,7 +360,7 @@ def _surroundings(
         run.steps,
         cascade,
         run.recording.pool_blocks,
-        float(wider or 1),
+        _WIDER[wider],
     )
     st.plotly_chart(
         lanes_around(found, side, theme()),

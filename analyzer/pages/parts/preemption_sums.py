@@ -15,7 +15,7 @@ import streamlit as st
 from analyzer import figures
 from analyzer.look import Side, seconds, three_digits
 from analyzer.pages.parts.messages import guarded, plain
-from analyzer.pages.parts.preempted import told_of
+from analyzer.pages.parts.preempted import MOST_TYPED, told_of
 from analyzer.pages.parts.timeline import theme
 from analyzer.preemption_over_time import as_table, rows_over_time
 from analyzer.preemption_story import how_known
@@ -216,7 +216,7 @@ def _find(widget: str, ids: list[str]) -> None:
     """Look for the chosen request in the list above."""
     rows = st.session_state[widget].selection.rows
     if rows:
-        st.session_state["who"] = ids[rows[0]]
+        st.session_state["who"] = ids[rows[0]][:MOST_TYPED]
         st.session_state.pop("preemption_page", None)
         st.session_state[_LOOK_UP] = True
 
