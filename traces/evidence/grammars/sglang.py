@@ -34,7 +34,7 @@ USAGE = Field(
 _DECODE: dict[str, Field] = {
     "num_running": integer(r"#running-req: ?(\d+)"),
     "kv_usage_frac": USAGE,
-    "generation_tokens_per_s": number(r"gen throughput \(token/s\): ?([\d.]+)"),
+    "generation_tokens_per_s": number(r"gen ?throughput ?\(token/s\): ?([\d.]+)"),
     "num_waiting": integer(r"#queue-req: ?(\d+)"),
 }
 _QUEUES: dict[str, Field] = {
@@ -92,7 +92,7 @@ GRAMMARS: tuple[Grammar, ...] = (
             "kv_usage_frac": USAGE,
             "num_running": integer(r"#running-req: ?(\d+)"),
             "num_waiting": integer(r"#queue-req: ?(\d+)"),
-            "prompt_tokens_per_s": number(r"input throughput \(token/s\): ?([\d.]+)"),
+            "prompt_tokens_per_s": number(r"input ?throughput ?\(token/s\): ?([\d.]+)"),
         },
         examples=(
             "[16:43:29 TP0] Prefill batch. #new-seq: 4, #new-token: 8192, #cached-token: 291, cache hit rate: 2.76%, token usage: 0.04, #running-req: 1, #queue-req: 38",
@@ -103,7 +103,7 @@ GRAMMARS: tuple[Grammar, ...] = (
         "sglang-batch",
         "sglang",
         "sglang",
-        "#running-req: ",
+        "#running-req:",
         "sglang PR#22614; lines that were copied without their first words",
         pattern=r"token[ _]?usage:",
         family_of=_family,
