@@ -39,18 +39,28 @@ class LeftOut:
     def words(self) -> str:
         """'Left out: 3 requests without an arrival time', '' where nothing was."""
         said = [
-            f"{self.num_requests:,} requests without an arrival time"
-            if self.num_requests
-            else "",
-            f"{self.num_intervals:,} stretches that end before they start (a clock that went back)"
-            if self.num_intervals
-            else "",
-            f"{self.num_events:,} events without a time or of a request that is not listed"
-            if self.num_events
-            else "",
+            _many(
+                self.num_requests,
+                "request without an arrival time",
+                "requests without an arrival time",
+            ),
+            _many(
+                self.num_intervals,
+                "stretch that ends before it starts (a clock that went back)",
+                "stretches that end before they start (a clock that went back)",
+            ),
+            _many(
+                self.num_events,
+                "event without a time or of a request that is not listed",
+                "events without a time or of a request that is not listed",
+            ),
         ]
         found = "; ".join(s for s in said if s)
         return f"Left out: {found}." if found else ""
+
+
+def _many(count: int, one: str, more: str) -> str:
+    return f"{count:,} {one if count == 1 else more}" if count else ""
 
 
 @dataclass(frozen=True)
