@@ -25,7 +25,7 @@ DASHES = ("solid", "6px,3px", "2px,2px", "9px,3px,2px,3px", "12px,4px", "4px,4px
 FEW = 60  # points of a curve that are marked one by one
 MANY = 4  # curves of a panel from which on one is pointed at alone
 FULL_FRAC = 0.98
-DAY_S = 86_400.0
+DAY_S, SHORT_S = 86_400.0, 8.0
 FAMILY = '"Source Sans", "Source Sans Pro", Arial, sans-serif'
 SYMBOLS = ("triangle-down", "circle", "square", "diamond", "x", "star", "cross", "hexagon")
 
@@ -333,8 +333,10 @@ def _moments(
         note = None
         if level is not None:
             ends[level] = x + half
+            near = (x - drawing.range[0]) / (drawing.range[1] - drawing.range[0])
             note = {
-                "text": html.escape(text), "showarrow": False, "x": at, "y": 1, "xref": "x", "yref": "paper",
+                "text": html.escape(text), "showarrow": False, "x": at,
+                "xanchor": "right" if near > 0.9 else "left" if near < 0.1 else "center", "y": 1, "xref": "x", "yref": "paper",
                 "yanchor": "bottom", "yshift": 18 + 15 * level, "borderpad": 1.5, "bordercolor": colour,
                 "bgcolor": theme.ground, "font": {"size": 10.5, "color": theme.preempt_text if is_wall else theme.text},
             }  # fmt: skip
@@ -372,6 +374,8 @@ def _x_axis(drawing: Drawing, num: int, theme: Theme) -> dict[str, Any]:
         cut = [clock_ms(drawing, np.array(pair)) for pair in drawing.skips]
         axis["rangebreaks"] = [{"values": [float(a)], "dvalue": float(b - a)} for a, b in cut]
     long = drawing.has_date and drawing.range[1] - drawing.range[0] > DAY_S
-    axis |= {"type": "date", "tickformat": "%m-%d %H:%M" if long else "%H:%M:%S"}
+    short = drawing.range[1] - drawing.range[0] < SHORT_S
+    ticks = "%m-%d %H:%M" if long else "%H:%M:%S.%1f" if short else "%H:%M:%S"
+    axis |= {"type": "date", "tickformat": ticks, "nticks": 5 if long or short else 7}
     axis["hoverformat"] = "%m-%d %H:%M:%S" if drawing.has_date else "%H:%M:%S"
     return axis

@@ -220,10 +220,11 @@ def _run(ref: EvidenceRef) -> Any:
         raise EvidenceError(
             "this link", "", "no pair of runs is shown yet", "Choose a source on the left, or paste a log."
         )  # fmt: skip
-    run = {"A": opened.a, "B": opened.b, "C": getattr(opened, "c", None)}[ref.names[0]]
+    side = ref.names[0]
+    run = {str(s): r for s, r in opened.runs.items()}.get(side)
     if run is None:
         raise EvidenceError(
-            "this link", "", "no third run is shown", "Diagnose run A or B instead."
+            "this link", "", f"no run {side} is shown", "Diagnose another run of Compare."
         )
     return run
 

@@ -58,9 +58,9 @@ def default_root() -> Path:
 class Store:
     """Kept files below one folder. Oldest ones go first when there are more than `keep_entries`."""
 
-    def __init__(self, root: Path, keep_entries: int = KEEP_ENTRIES) -> None:
+    def __init__(self, root: Path, keep_entries: int | None = None) -> None:
         self.root = root
-        self.keep_entries = keep_entries
+        self.keep_entries = keep_entries  # None: KEEP_ENTRIES
 
     def spool(
         self, source: BinaryIO, name: str, progress: Callable[[int], object] | None = None
@@ -166,10 +166,11 @@ class Store:
 
     def _forget_old(self) -> None:
         """Remove the longest unused entries beyond the number and bytes that are kept."""
+        most = KEEP_ENTRIES if self.keep_entries is None else self.keep_entries
         total = 0
         for i, entry in enumerate(self.recent(limit=10_000)):
             total += 0 if entry.linked else entry.num_bytes
-            if i > 0 and (i >= self.keep_entries or total > KEEP_BYTES):
+            if i > 0 and (i >= most or total > KEEP_BYTES):
                 self.delete(entry)
 
 
