@@ -19,7 +19,6 @@ from analyzer.look import LIGHT, three_digits
 from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.shell import Opened
-from analyzer.perfetto_export import write_trace
 from analyzer.range_data import zip_bytes
 from analyzer.report import html, make, preview
 from analyzer.report_contents import MOST_NOTES, MOST_TITLE, Ask, Contents, gather
@@ -218,6 +217,8 @@ def _data_downloads(contents: Contents, name: str) -> None:
 
 
 def _trace(contents: Contents) -> bytes:
+    from analyzer.perfetto_export import write_trace  # 0.2 s that no other page needs
+
     file = io.BytesIO()
     write_trace(file, contents.runs, contents.ask.shown)
     return file.getvalue()
