@@ -440,3 +440,11 @@ parameters: {
     found = of_text(text, "config.pbtxt")
 
     assert found.facts["pool_tokens"] == 5120
+
+
+def test_a_router_that_is_overloaded_says_nothing_of_lengths() -> None:
+    line = "2026-03-04T10:00:00.100000Z ERROR text_generation_router::infer: router/src/infer.rs:100: Model is overloaded"
+
+    found = diagnosis([line, line.replace("00.1", "01.1")])
+
+    assert words(found) == ["INSUFFICIENT_EVIDENCE"]

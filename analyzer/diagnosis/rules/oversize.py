@@ -415,7 +415,8 @@ def find_alone(q: Quantities) -> Finding | None:
 
 def find_refused_for_pool(q: Quantities) -> Finding | None:
     """The block manager refused a prompt that is longer than the whole pool (V0)."""
-    said = [n for n in q.evidence.all_notices("request_refused") if n.values.get("why")]
+    refused = q.evidence.all_notices("request_refused")
+    said = [n for n in refused if "pool" in str(n.values.get("why", "")).lower()]
     if not said:
         return None
     sizes = [int(v) for n in said if isinstance(v := n.values.get("prompt_tokens"), int)]
