@@ -579,10 +579,8 @@ def test_a_name_cannot_place_an_upload_elsewhere(store: Store) -> None:
     assert Path(entry.path).is_relative_to(store.root)
 
 
-def test_the_longest_unused_uploads_go_first(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("analyzer.pages.parts.store.KEEP_ENTRIES", 2)
+def test_the_longest_unused_uploads_go_first(tmp_path: Path) -> None:
+    store = Store(tmp_path, keep_entries=2)
 
     for name in ("old", "middle", "new"):
         store.spool(io.BytesIO(name.encode()), name)

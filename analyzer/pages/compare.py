@@ -11,6 +11,7 @@ import streamlit as st
 
 from analyzer.compare import Comparison
 from analyzer.look import Side
+from analyzer.pages import diagnose
 from analyzer.pages.parts import shell
 from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.outcome import (
@@ -32,7 +33,13 @@ PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of th
 
 def page() -> None:
     """Draw the page."""
-    shell.draw(_body)
+    shell.draw(_body, aside=_diagnose_links)
+
+
+def _diagnose_links(opened: Opened) -> None:
+    """From each run to what can be said of it as evidence."""
+    for side in opened.runs:
+        diagnose.link(side)
 
 
 def _body(opened: Opened) -> None:

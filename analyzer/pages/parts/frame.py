@@ -15,6 +15,7 @@ _CSS = """
 .st-key-source button {{ padding: 0.25rem 0.45rem; }}
 [data-testid="stSidebarUserContent"] > div > [data-testid="stVerticalBlock"] {{ gap: 0.7rem; }}
 .st-key-header h1 {{ padding: 0; font-size: 1.45rem; }}
+.st-key-header > [data-testid="stLayoutWrapper"]:has(.st-key-aside) {{ margin-left: auto; }}
 .st-key-verdict {{ padding: 0.6rem 0.9rem; border-left: 4px solid {b}; }}
 .st-key-verdict p {{ font-size: 1rem; }}
 .st-key-verdict [data-testid="stVerticalBlock"] {{ gap: 0.3rem; }}
@@ -39,6 +40,7 @@ _CSS = """
 [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.45rem; }}
 .st-key-header {{ flex-wrap: nowrap; }}
 .st-key-header h1 {{ font-size: 1.1rem; }}
+.st-key-aside {{ display: none; }}
 .st-key-header button {{ padding: 0.1rem 0.4rem; min-height: 1.8rem; }}
 .st-key-set_up p {{ font-size: 0.72rem; line-height: 1.3; }}
 .st-key-verdict {{ padding: 0.35rem 0.6rem; }}

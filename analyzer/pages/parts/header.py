@@ -5,7 +5,7 @@ It knows what a reader of a screenshot asks for. It reads metadata and lengths, 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import streamlit as st
 
@@ -19,11 +19,16 @@ from analyzer.set_up import set_up
 
 
 def header(
-    runs: Mapping[Side, Run], pair: PairRef, title: str, is_sample: bool, is_previous: bool
+    runs: Mapping[Side, Run],
+    pair: PairRef,
+    title: str,
+    is_sample: bool,
+    is_previous: bool,
+    aside: Callable[[], None] | None = None,
 ) -> None:
     """Title, set-up in one line, and the button that exchanges the sides.
 
-    title: of the page, "" where the pair alone heads it.
+    title: of the page, "" where the pair alone heads it; aside: draws beside it.
     """
     before = "Previous result: " if is_previous else ""
     page = f"{title} · " if title else ""
@@ -39,6 +44,9 @@ def header(
             anchor=False,
             width="content",
         )
+        if aside is not None:
+            with st.container(horizontal=True, gap="small", width="content", key="aside"):
+                aside()
         if "B" in runs:
             st.button(
                 "⇄ Exchange A and B", on_click=_swap, args=(pair.swapped(),), key="swap_sides"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, cast
 
 import streamlit as st
@@ -112,10 +113,15 @@ def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
     warm_core.start()
 
 
-def draw(body: Callable[[Opened], None], title: str = "") -> None:
+def draw(
+    body: Callable[[Opened], None],
+    title: str = "",
+    aside: Callable[[Opened], None] | None = None,
+) -> None:
     """Load the shown pair, head the page with it and let `body` draw; faults become messages.
 
-    title: of the page, for the heading; "" on Compare, whose heading is the pair.
+    title: of the page, for the heading; "" on Compare, whose heading is the pair. aside: draws
+    beside the heading, where the window is wide enough.
     """
     with guarded():
         opened = open_pair()
@@ -125,7 +131,14 @@ def draw(body: Callable[[Opened], None], title: str = "") -> None:
                 icon=":material/hourglass_empty:",
             )
             return
-        header(opened.runs, opened.pair, title, opened.is_sample, opened.is_previous)
+        header(
+            opened.runs,
+            opened.pair,
+            title,
+            opened.is_sample,
+            opened.is_previous,
+            None if aside is None else partial(aside, opened),
+        )
         body(opened)
 
 
