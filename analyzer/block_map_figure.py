@@ -28,15 +28,15 @@ from analyzer.block_colours import (
     state_colour,
 )
 from analyzer.block_picture import MapPicture
-from analyzer.block_states import WORDS, CellState
+from analyzer.block_states import SHORT, WORDS, CellState
 from analyzer.look import Theme, faded, three_digits
 from analyzer.marks import Bars, Line, Mark, traces_of
 
-MAP_PX = {1: 420, 2: 260, 3: 200}  # by the number of maps
-HOST_PX = 54
-ROW_PX = 70
+MAP_PX = {1: 400, 2: 230, 3: 170}  # by the number of maps
+HOST_PX = 48
+ROW_PX = 58
 TICKS_PX = 13  # the strip of preemption marks above a map
-GAP_PX = 36
+GAP_PX = 33
 TOP_PX = 62
 BOTTOM_PX = 46
 LEFT_PX = 58
@@ -110,12 +110,13 @@ def alt_text(pictures: Sequence[MapPicture], axis: MapAxis, by: ColourBy) -> str
         )
         said.append(
             f"Run {p.side} ({p.name}), blocks {p.blocks[0]:,} to {p.blocks[1]:,}: {shares}; "
-            f"{_many(p.num_preemptions, 'preemption')}, {_many(int(p.reuse['handovers'].sum()), 'change')} of holder."
+            f"{many(p.num_preemptions, 'preemption')}, {many(int(p.reuse['handovers'].sum()), 'change')} of holder."
         )
     return " ".join(said)
 
 
-def _many(n: int, what: str) -> str:
+def many(n: int, what: str) -> str:
+    """'1 block', '2,588 blocks'."""
     return f"{n:,} {what}{'' if n == 1 else 's'}"
 
 
@@ -187,10 +188,9 @@ def _draw_map(
     canvas: _Canvas, picture: MapPicture, height: int, axis: MapAxis, theme: Theme
 ) -> None:
     low, high = picture.blocks
-    note = f"blocks {low:,} to {high:,}"
+    note = f"blocks {low:,} to {high:,} · {many(picture.num_preemptions, 'preemption')}"
     if picture.per_row > 1:
-        note += f", 1 of {three_digits(picture.per_row)} drawn (all when zoomed in)"
-    note += f" · {_many(picture.num_preemptions, 'preemption')} marked above"
+        note += f" · 1 of {three_digits(picture.per_row)} blocks drawn, all when zoomed in"
     canvas.title(f"{picture.side} · {html.escape(picture.name)}", note, theme)
     hidden = {"range": [0, 1], "visible": False}
     _draw_marks(canvas, canvas.axis(TICKS_PX, hidden, gap=0), picture, axis, theme)
@@ -210,7 +210,7 @@ def _draw_map(
     if picture.host is not None:
         canvas.title(
             f"{picture.side} · host memory",
-            f"up to {picture.host_blocks:,} blocks, by who swapped them out",
+            f"up to {many(picture.host_blocks, 'block')}",
             theme,
         )
         settings = _scale(theme) | {"range": [0, picture.host_blocks], "nticks": 3}
@@ -270,11 +270,11 @@ def _draw_marks(
     canvas: _Canvas, y_axis: str, picture: MapPicture, axis: MapAxis, theme: Theme
 ) -> None:
     marks = picture.marks
+    canvas.traces.append(_lit_span(picture, y_axis, theme))
     if not len(marks.x):
-        canvas.traces.append(_nothing(y_axis))
         return
     told = [
-        f"<b>{_many(n, 'preemption')}</b> from {x:,.5g} {axis.unit} on<br>of {who}{', …' if n > 4 else ''}"
+        f"<b>{many(n, 'preemption')}</b> from {x:,.5g} {axis.unit} on<br>of {who}{', …' if n > 4 else ''}"
         for x, who, n in zip(marks.x.tolist(), marks.victims, marks.count.tolist(), strict=True)
     ]
     canvas.traces.append(
@@ -282,7 +282,7 @@ def _draw_marks(
             "type": "scatter",
             "mode": "markers",
             "x": marks.x,
-            "y": np.full(len(marks.x), 0.45, np.float32),
+            "y": np.full(len(marks.x), 0.6, np.float32),
             "yaxis": y_axis,
             "marker": {
                 "symbol": "triangle-down",
@@ -299,17 +299,32 @@ def _draw_marks(
     )
 
 
-def _nothing(y_axis: str) -> dict[str, Any]:
-    """A trace that keeps an axis alive."""
-    return {"type": "scatter", "x": [None], "y": [None], "yaxis": y_axis, "showlegend": False}
+def _lit_span(picture: MapPicture, y_axis: str, theme: Theme) -> dict[str, Any]:
+    """A line over the map for as long as the chosen request holds blocks; empty without one."""
+    lit = picture.lit
+    ends = (max(lit.start, picture.shown[0]), min(lit.end, picture.shown[1])) if lit else (0, 0)
+    there = lit is not None and ends[1] > ends[0]
+    return {
+        "type": "scatter",
+        "mode": "lines+markers",
+        "x": np.array(ends) if there else [None],
+        "y": np.array([0.1, 0.1]) if there else [None],
+        "yaxis": y_axis,
+        "line": {"width": 3, "color": theme.text},
+        "marker": {"size": 6, "symbol": "line-ns", "line": {"width": 3, "color": theme.text}},
+        "name": f"chosen request · {picture.side}",
+        "hovertemplate": f"<b>request {lit.name if lit else ''}</b> holds blocks<extra></extra>",
+        "showlegend": False,
+        "cliponaxis": False,
+    }
 
 
 def _draw_rows(
     canvas: _Canvas, pictures: Sequence[MapPicture], axis: MapAxis, theme: Theme
 ) -> None:
     canvas.title(
-        "Scatter: copies to move a request's blocks, neighbours taken together",
-        "mean · dotted: if sorted by address",
+        "Scatter: copies per request",
+        "neighbours together · dotted: if sorted by address",
         theme,
     )
     marks: list[Mark] = []
@@ -324,13 +339,9 @@ def _draw_rows(
     canvas.traces += [_scatter_hover(p, canvas.last_axis, axis) for p in pictures]
     width = float(pictures[0].reuse["width"][0])
     per = f"per {three_digits(width)} {axis.unit or 'steps'}"
-    _draw_bars(
-        canvas, pictures, "handovers", "Reuse: blocks that changed hands", per, axis, theme
-    )
+    _draw_bars(canvas, pictures, "handovers", "Reuse: blocks changing hands", per, axis, theme)
     if any(p.reuse["hits"].sum() > 0 for p in pictures):
-        _draw_bars(
-            canvas, pictures, "hits", "Blocks found in the prefix cache", per, axis, theme
-        )
+        _draw_bars(canvas, pictures, "hits", "Blocks hit in the prefix cache", per, axis, theme)
 
 
 def _draw_bars(
@@ -343,7 +354,7 @@ def _draw_bars(
     theme: Theme,
 ) -> None:
     totals = ", ".join(f"{p.side} {p.reuse[column].sum():,.0f}" for p in pictures)
-    canvas.title(title, f"{per} · {totals} in all", theme)
+    canvas.title(title, f"{totals} · {per}", theme)
     marks: list[Mark] = []
     hover = []
     for i, p in enumerate(pictures):
@@ -395,7 +406,7 @@ def _unseen(x: np.ndarray, y: np.ndarray, y_axis: str, text: str, name: str) -> 
 def _legend(pictures: Sequence[MapPicture], by: ColourBy, theme: Theme) -> list[dict[str, Any]]:
     """Squares with words; of the owners' colours some stand for all."""
     shown: list[tuple[str, str]] = []
-    if any(p.is_lit for p in pictures):
+    if any(p.lit for p in pictures):
         shown.append(("chosen request", theme.text))
     if by == "owner":
         more = "".join(
@@ -408,7 +419,7 @@ def _legend(pictures: Sequence[MapPicture], by: ColourBy, theme: Theme) -> list[
         ]
     seen = {s for p in pictures for s, share in p.states.items() if share}
     shown += [
-        (WORDS[s], state_colour(s, theme))
+        (SHORT[s], state_colour(s, theme))
         for s in CellState
         if s in seen and (by == "state" or s < CellState.PREFILL)
     ]

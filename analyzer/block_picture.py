@@ -25,6 +25,7 @@ Axis = Literal["time", "step", "progress"]
 COLUMNS = 1_200  # pixels of the raster; a screen shows about as many
 ROWS = 480
 HOST_ROWS = 64
+LIT_PX = 3  # least width of what a chosen request held
 HOVER = (96, 120)  # blocks and places that have a hover text
 MARKS = 160  # most preemption marks
 BUCKETS = 120  # of handovers
@@ -126,6 +127,15 @@ class Marks:
     victims: list[str]
 
 
+@dataclass(frozen=True)
+class Lit:
+    """The chosen request: its id, cut short, and where on the axis it first and last held a block."""
+
+    name: str
+    start: float
+    end: float
+
+
 @dataclass(frozen=True, eq=False)
 class MapPicture:
     """One run's part. index: [rows, columns] palette indices, lowest block first; shown: part of
@@ -148,7 +158,7 @@ class MapPicture:
     )  # x; of a request on average: copies, pieces, blocks; most copies of one
     reuse: pl.DataFrame  # x, width, handovers, hits (blocks)
     states: dict[CellState, float]  # share of the shown cells
-    is_lit: bool
+    lit: Lit | None
     ages_in_steps: bool
 
 
@@ -207,9 +217,15 @@ def picture(
         _scatter(run, edges, asked.shown),
         _reuse(run, edges, asked.shown, first, stop),
         _shares(states, cells),
-        code is not None,
+        None if code is None else _lit(run, code, edges),
         axis == "step",
     )
+
+
+def _lit(run: BlockRun, code: int, edges: np.ndarray) -> Lit:
+    mine = run.own.of(code)
+    first, last = int(run.own.first[mine].min()), int(run.own.last[mine].max())
+    return Lit(str(short(run.own.ids[[code]])[0]), float(edges[first]), float(edges[last + 1]))
 
 
 def _block_range(own: Ownership, asked: tuple[int, int] | None) -> tuple[int, int]:
@@ -245,7 +261,8 @@ def _lit_cells(
     blocks: tuple[int, int],
     rows: int,
 ) -> np.ndarray:
-    """[rows, columns] whether the request held any block of that pixel in it: none is lost."""
+    """[rows, columns] whether the request held any block of that pixel in it: none is lost, and in a
+    picture of many columns none is thinner than LIT_PX."""
     own = run.own
     mine = own.of(code)
     mine = mine[(own.block[mine] >= blocks[0]) & (own.block[mine] <= blocks[1])]
@@ -254,13 +271,14 @@ def _lit_cells(
     left = (edges[own.first[mine]] - start) * scale
     right = (edges[own.last[mine] + 1] - start) * scale
     inside = (right > 0) & (left < asked.columns)
-    left = np.clip(np.floor(left[inside]), 0, asked.columns - 1).astype(np.int64)
-    right = np.clip(np.ceil(right[inside]), 1, asked.columns).astype(np.int64)
+    wide = LIT_PX if asked.columns >= COLUMNS else 1
+    left = np.clip(np.floor(left[inside]), 0, asked.columns - wide).astype(np.int64)
+    right = np.clip(np.ceil(right[inside]), left + wide, asked.columns).astype(np.int64)
     y = (own.block[mine][inside].astype(np.int64) - blocks[0]) * rows
     y //= blocks[1] - blocks[0] + 1
     change = np.zeros((rows, asked.columns + 1), np.int32)
     np.add.at(change, (y, left), 1)
-    np.add.at(change, (y, np.maximum(right, left + 1)), -1)
+    np.add.at(change, (y, right), -1)
     return np.cumsum(change, axis=1)[:, :-1] > 0
 
 

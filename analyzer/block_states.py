@@ -40,6 +40,15 @@ WORDS = {
     CellState.SHARED: "shared by several requests",
     CellState.FENCED: "waits for its copy to the host",
 }
+SHORT = {
+    CellState.UNUSED: "never used",
+    CellState.EMPTY: "free",
+    CellState.CACHED: "free, cached",
+    CellState.PREFILL: "prefill",
+    CellState.DECODE: "decode",
+    CellState.SHARED: "shared",
+    CellState.FENCED: "being copied out",
+}
 
 
 @dataclass(frozen=True, eq=False)

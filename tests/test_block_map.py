@@ -16,7 +16,15 @@ from analyzer import block_measures
 from analyzer.block_colours import COLOUR_BY, palette
 from analyzer.block_map import NOBODY, Ownership, ownership_of
 from analyzer.block_map_figure import MapAxis, alt_text, block_map, png
-from analyzer.block_picture import Asked, BlockRun, MapPicture, cell_ages, cell_texts, picture
+from analyzer.block_picture import (
+    Asked,
+    BlockRun,
+    Lit,
+    MapPicture,
+    cell_ages,
+    cell_texts,
+    picture,
+)
 from analyzer.block_states import CellState, states_of
 from analyzer.host_tier import host_tier
 from analyzer.look import DARK, LIGHT
@@ -299,7 +307,7 @@ def test_a_chosen_request_is_lit_and_the_rest_dimmed(tmp_path: Path) -> None:
     found = shown(make_run(tmp_path), lit="r1")
 
     lit = found.index == 63
-    assert found.is_lit
+    assert found.lit == Lit("r1", 1.0, 5.0)
     assert lit.tolist() == [
         [False] * 8,
         [False] * 4 + [True] + [False] * 3,
@@ -316,7 +324,7 @@ def test_a_chosen_request_is_lit_where_its_pixel_shows_another_block(tmp_path: P
 
 
 def test_a_request_that_holds_nothing_lights_nothing(tmp_path: Path) -> None:
-    assert not shown(make_run(tmp_path), lit="<script>").is_lit
+    assert shown(make_run(tmp_path), lit="<script>").lit is None
 
 
 def test_no_step_before_the_start_and_after_the_end(tmp_path: Path) -> None:

@@ -132,7 +132,7 @@ def test_a_request_of_the_link_is_lit_and_described(store: Store, tmp_path: Path
     app = open_page(**pair(store, tmp_path), request="r0")
 
     assert "chosen request" in legend(chart(app))
-    assert "**A**: at most 2 blocks, then in 1 runs (1 coalesced copies" in text_of(app)
+    assert "**A**: at most 2 blocks, then in 1 run of neighbours" in text_of(app)
     assert "held from step 0 to 3" in text_of(app)
 
 
@@ -157,7 +157,7 @@ def test_a_request_that_is_not_there_says_so(store: Store, tmp_path: Path) -> No
 def test_the_colour_of_the_link_is_the_colour(store: Store, tmp_path: Path) -> None:
     app = open_page(**pair(store, tmp_path), colour="State")
 
-    assert "in use, prefill" in legend(chart(app))
+    assert "prefill" in legend(chart(app))
     assert "one colour per request" not in legend(chart(app))
 
 

@@ -18,7 +18,7 @@ import streamlit as st
 from analyzer import figures
 from analyzer.aligned import ALIGNMENTS, Aligned, Alignment
 from analyzer.block_colours import COLOUR_BY, ColourBy
-from analyzer.block_map_figure import MapAxis, alt_text, block_map, map_axes
+from analyzer.block_map_figure import MapAxis, alt_text, block_map, many, map_axes
 from analyzer.block_picture import Asked, BlockRun, MapPicture, picture
 from analyzer.look import Side
 from analyzer.pages.parts import block_state, shell, state
@@ -29,6 +29,12 @@ from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.timeline import theme
 from analyzer.pages.parts.zoom import zoom_listener
 from analyzer.run import Run, run_names
+
+_CSS = """<style>
+.st-key-block_map image { image-rendering: pixelated; }
+.st-key-block_pick { display: none; }
+.st-key-chosen_request p { line-height: 1.45; }
+</style>"""
 
 
 @st.cache_resource(max_entries=24, show_spinner=False)
@@ -41,6 +47,7 @@ def _picture(
 @st.fragment
 def map_section(key: str, runs: Mapping[Side, Run], maps: Mapping[Side, BlockRun]) -> None:
     """Controls, map, range, the chosen request, the numbers as a table, and the player."""
+    st.html(_CSS)
     state.write_url()
     block_state.write()
     with guarded():
@@ -50,8 +57,8 @@ def map_section(key: str, runs: Mapping[Side, Run], maps: Mapping[Side, BlockRun
         pictures = _draw(shown)
         _ranges(shown, pictures)
         _request_section(shown)
-        _data(pictures, shown)
         snapshot_section(shown)
+        _data(pictures, shown)
 
 
 def _controls(maps: Mapping[Side, BlockRun]) -> None:
@@ -225,7 +232,7 @@ def _ranges(shown: Shown, pictures: list[MapPicture]) -> None:
         )
     st.caption(
         "Drag to zoom (across: time, down: blocks), Ctrl + wheel, double-click for all. "
-        "Keys: W S zoom, A D move, 0 all. Click a block to light up its request."
+        "Keys: W S zoom, A D move, 0 all. Click a block to light up its request. The upright line is the step below."
     )
 
 
@@ -255,11 +262,12 @@ def _request_section(shown: Shown) -> None:
         if told is None:
             lines.append(f"**{side}**: holds no block here.")
             continue
-        again = f", preempted {told.num_preemptions:,} times" if told.num_preemptions else ""
+        often = told.num_preemptions
+        again = f", preempted {'once' if often == 1 else f'{often:,} times'}" if often else ""
         lines.append(
-            f"**{side}**: at most {told.most_blocks:,} blocks, then in {told.most_runs:,} runs "
-            f"({told.most_runs:,} coalesced copies to swap it out); held from step "
-            f"{told.first_step:,} to {told.last_step:,}{again}."
+            f"**{side}**: at most {many(told.most_blocks, 'block')}, then in "
+            f"{many(told.most_runs, 'run')} of neighbours, each a copy to swap it out; "
+            f"held from step {told.first_step:,} to {told.last_step:,}{again}."
         )
     with st.container(border=True, key="chosen_request"):
         st.markdown(f"**Request {plain(shown.lit[:60])}**  \n" + "  \n".join(lines))
