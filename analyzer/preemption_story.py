@@ -127,12 +127,14 @@ def _fate(run: Run, table: pl.DataFrame, request_id: str) -> dict[str, str]:
     more = f", {own.height - 4:,} more" if own.height > 4 else ""
     ended = str(r["status"])
     in_steps = run.meta.clock == "step"
+    back = own.filter(pl.col("resume_step").is_not_null())
+    gone = "" if back.height == own.height else ", not back at the end"
     values = (
         f"{own.height:,} {'time' if own.height == 1 else 'times'}",
         (", ".join(times) + more) or "—",
-        _time(_sum(own, "away_s"), in_steps) if own.height else "—",
+        f"{_time(_sum(back, 'away_s'), in_steps)}{gone}" if own.height else "—",
         _or_unknown(_sum(own, "direct_cost_s"), seconds) if own.height else "—",
-        _or_unknown(_sum(own, "recomputed_tokens"), lambda v: f"{v:,.0f}") if own.height else "—",
+        _or_unknown(_sum(back, "recomputed_tokens"), lambda v: f"{v:,.0f}") if own.height else "—",
         _time(_gap(r["first_token_s"], r["arrival_s"]), in_steps, "no token"),
         _time(_gap(r["finish_s"], r["arrival_s"]) if ended == "finished" else None, in_steps, "—"),
         _time(r["max_itl_s"], in_steps, "—"),
@@ -265,7 +267,8 @@ class _Teller:
             return ""
         if str(asked) == "cheapest":
             return " (chosen as the cheapest)"
-        return f" ({asked} was asked for, the host was full)"
+        full = ", the host was full" if (str(asked), self.mode) == ("swap", "recompute") else ""
+        return f" ({asked} was asked for{full})"
 
     def _work(self) -> str:
         """What was computed again or moved, before its price."""

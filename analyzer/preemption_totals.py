@@ -106,7 +106,8 @@ def say_otherwise(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]
     others: the other runs' own, of which one may have used that mode.
     """
     these = "this preemption" if found.num == 1 else f"these {found.num:,} preemptions"
-    left_out = f"; {found.num_unknown:,} more have no estimate" if found.num_unknown else ""
+    have = "has" if found.num_unknown == 1 else "have"
+    left_out = f"; {found.num_unknown:,} more {have} no estimate" if found.num_unknown else ""
     real = [
         f"; {seconds(one.used_s / one.num * found.num)} at the cost that {side} had"
         for side, one in _that_did(found.other, others)
