@@ -92,23 +92,27 @@ def _ask(opened: Opened) -> Ask:
 def _part() -> Part | None:
     """The range that Compare shows, if the user wants only that."""
     shown = state.asked_range()
-    if shown is None:
-        st.caption("Of the whole runs. Zoom in on Compare to report a part of the time.")
-        return None
-    if st.session_state.get("by", "time") != "time":
+    part = _part_of(shown, str(st.session_state.get("by") or "time"))
+    if part is None:
         st.caption(
-            "Of the whole runs: a report's range is one of time, and Compare is aligned otherwise."
+            "Of the whole runs. Zoom in on Compare to report a part of the time."
+            if shown is None
+            else "Of the whole runs: a report's range is one of time, and Compare is aligned otherwise."
         )
         return None
-    words = f"{three_digits(shown[0])} to {three_digits(shown[1])} s"
     only = st.toggle(
-        f"Only {words}, as shown on Compare",
+        f"Only {three_digits(part[0])} to {three_digits(part[1])} s, as shown on Compare",
         value=True,
         key="report_part",
         bind="query-params",
         help="Timeline, preemptions, block map and exported data are of that time; the verdict and all figures stay those of whole runs.",
     )
-    return shown if only else None
+    return part if only else None
+
+
+def _part_of(shown: Part | None, by: str) -> Part | None:
+    """The shown range, where it is one of time."""
+    return shown if by == "time" else None
 
 
 def _permalink(opened: Opened, title: str, part: Part | None) -> str:
