@@ -70,8 +70,7 @@ class Lanes:
     row [n]: of the lane in `requests`; lane [rows of requests]: the other way, n where a request has
     no lane; arrival_s, end_s [n]; is_open [n]: it had not ended when the run did; first [n + 1]:
     lane i's intervals are first[i]:first[i + 1], in order of time; phase [m] index into PHASES;
-    start_s, stop_s [m]; end_of_run_s; knows_recomputing: whether its steps tell when lost tokens
-    were computed again.
+    start_s, stop_s [m]; end_of_run_s.
     """
 
     row: np.ndarray
@@ -84,7 +83,6 @@ class Lanes:
     start_s: np.ndarray
     stop_s: np.ndarray
     end_of_run_s: float
-    knows_recomputing: bool
     left_out: LeftOut
 
     @property
@@ -98,6 +96,23 @@ class Lanes:
         lane = np.searchsorted(self.first, which, "right") - 1
         length = self.stop_s[which] - self.start_s[which]
         return np.bincount(lane, weights=length, minlength=self.num_lanes)
+
+    @cached_property
+    def queued_s(self) -> np.ndarray:
+        """Seconds that each lane was queued. [n]."""
+        which = np.flatnonzero(self.phase == QUEUED)
+        lane = np.searchsorted(self.first, which, "right") - 1
+        length = self.stop_s[which] - self.start_s[which]
+        return np.bincount(lane, weights=length, minlength=self.num_lanes)
+
+    def waits(
+        self, lanes: np.ndarray, shown: tuple[float, float]
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """Seconds that each lane suffered, and was queued, within a stretch of time."""
+        if len(lanes) == self.num_lanes and shown[0] <= 0 and shown[1] >= self.end_of_run_s:
+            return self.suffered_s, self.queued_s
+        seconds = self.seconds_in(lanes, shown)
+        return seconds[:, SUFFERED].sum(axis=1), seconds[:, QUEUED]
 
     @cached_property
     def usual_life_s(self) -> float:
@@ -149,7 +164,7 @@ def build_lanes(events: pl.DataFrame, steps: pl.DataFrame, requests: pl.DataFram
     base = _base(requests, between, end_of_run_s)
     parts = [_plain(base, between), _troubled(base, between, steps)]
     num_backwards = sum(int((part.stop < part.start).sum()) for part in parts)
-    first, whole = _merged([part.drawn() for part in parts], len(base.row))
+    first, phase, start_s, stop_s = _merged([part.drawn() for part in parts], len(base.row))
     return Lanes(
         row=base.row,
         lane=base.lane,
@@ -157,11 +172,10 @@ def build_lanes(events: pl.DataFrame, steps: pl.DataFrame, requests: pl.DataFram
         end_s=base.end_s,
         is_open=base.is_open,
         first=first,
-        phase=whole.phase,
-        start_s=whole.start,
-        stop_s=whole.stop,
+        phase=phase,
+        start_s=start_s,
+        stop_s=stop_s,
         end_of_run_s=end_of_run_s,
-        knows_recomputing=bool(steps["recomputed_tokens"].sum()),
         left_out=LeftOut(requests.height - len(base.row), num_backwards, num_lost),
     )
 
@@ -255,21 +269,21 @@ def _plain(base: _Base, between: _Between) -> _Pieces:
     )
 
 
-def _merged(parts: list[_Pieces], num_lanes: int) -> tuple[np.ndarray, _Pieces]:
-    """Parts that have no lane in common as one, by lane, and where each lane begins. [lanes + 1]."""
+def _merged(
+    parts: list[_Pieces], num_lanes: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """Parts that have no lane in common as one: where each lane begins [lanes + 1], phase, start, stop."""
     sizes = sum(np.bincount(part.lane, minlength=num_lanes) for part in parts)
     first = np.concatenate([[0], np.cumsum(sizes)])
     size = int(first[-1])
-    whole = _Pieces(
-        np.empty(size, np.int64), np.empty(size, np.uint8), np.empty(size), np.empty(size)
-    )
+    whole = np.empty(size, np.uint8), np.empty(size), np.empty(size)
     for part in parts:
         begins = np.cumsum(np.bincount(part.lane, minlength=num_lanes))
         before = np.concatenate([[0], begins[:-1]])
         at = first[part.lane] + np.arange(len(part.lane)) - before[part.lane]
-        for name in ("lane", "phase", "start", "stop"):
-            getattr(whole, name)[at] = getattr(part, name)
-    return first, whole
+        for column, values in zip(whole, (part.phase, part.start, part.stop), strict=True):
+            column[at] = values
+    return first, *whole
 
 
 # ---- what happened in between -------------------------------------------------------------------

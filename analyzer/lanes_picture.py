@@ -60,6 +60,11 @@ class Strips:
         total = self.mean.sum(axis=0)
         return np.asarray(total.reshape(len(PHASES), columns, -1).mean(axis=2))
 
+    def seconds(self) -> np.ndarray:
+        """Seconds that all requests together spent in each phase of the shown time. [phases]."""
+        width = (self.shown[1] - self.shown[0]) / self.mean.shape[2]
+        return np.asarray(self.mean.sum(axis=(0, 2), dtype=np.float64) * width)
+
     def shares(self, columns: int) -> np.ndarray:
         """Share of each strip's requests in each phase. [strips, phases, columns], 0 to 1."""
         parts = self.mean.reshape(*self.mean.shape[:2], columns, -1).mean(axis=3)
@@ -302,11 +307,10 @@ def worth_a_look(
         request = np.full(lanes.num_lanes + 1, num)
         request[same[side]] = np.arange(num)
         who = request[alive]
-        alive, who = alive[who < num], who[who < num]
         touches[who] = True
-        seconds = lanes.seconds_in(alive, shown)
-        np.add.at(waited, who, seconds[:, SUFFERED].sum(axis=1))
-        np.add.at(queued, who, seconds[:, QUEUED])
+        suffered, waiting = lanes.waits(alive, shown)
+        waited[who] += suffered
+        queued[who] += waiting
         arrival[who] = np.minimum(arrival[who], lanes.arrival_s[alive])
     found = np.flatnonzero(touches)
     found = found[np.argsort(arrival[found], kind="stable")]

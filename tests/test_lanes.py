@@ -139,7 +139,6 @@ def test_recomputing_is_not_made_up_where_steps_do_not_tell_of_it() -> None:
         [{"request_id": "a", **ONE}],
     )
 
-    assert not found.knows_recomputing
     assert rows(found)[2:] == [
         ("decode", 2.0, 3.0),
         ("preempted", 3.0, 5.0),

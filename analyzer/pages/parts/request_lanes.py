@@ -70,6 +70,19 @@ def _skyline(ref: str, stamp: str, shown: Range, top_s: float | None, _lanes: La
     return skyline(_lanes, shown, top_s=top_s)
 
 
+@st.cache_resource(max_entries=24, show_spinner=False)
+def _picked(
+    key: str,
+    sides: tuple[Side, ...],
+    shown: Range,
+    limit: int,
+    number: int | None,
+    _lanes: Mapping[Side, Lanes],
+    _same: Mapping[Side, np.ndarray],
+) -> tuple[np.ndarray, str]:
+    return worth_a_look(_lanes, _same, shown, limit, number)
+
+
 @st.fragment
 def lanes_section(opened: Opened) -> None:
     """Controls, picture, what it says, and the chosen request."""
@@ -82,7 +95,8 @@ def lanes_section(opened: Opened) -> None:
         view = f"{opened.key}\0requests"
         shown = shown_time(full, view)
         number = chosen_number(pair)
-        rows = _Drawn(opened, pair, lanes, shown, number).rows(which)
+        drawn = _Drawn(opened, pair, lanes, shown, number)
+        rows = drawn.rows(which)
         st.plotly_chart(
             lanes_figure(rows, shown, theme()),
             theme=None,
@@ -94,7 +108,7 @@ def lanes_section(opened: Opened) -> None:
         )
         follow_zoom("lanes", full, view)
         range_slider(shown, full, view)
-        _words(lanes, shown)
+        _words(lanes, drawn, shown)
         _data(lanes, shown)
         say_unknown(pair)
         if number is not None:
@@ -181,19 +195,20 @@ class _Drawn:
         lane = int(self.lanes[side].lane[at])
         return lane if lane < self.lanes[side].num_lanes else None
 
-    def _strips(self, side: Side) -> Strips:
+    def strips_of(self, side: Side) -> Strips:
+        """The lanes that touch the shown time, in strips."""
         run = self.opened.run(side)
         return _strips(run.ref, run.stamp, self.shown, self.lanes[side])
 
     def _counts(self) -> list[Row]:
-        counts = {side: self._strips(side).counts(COUNT_COLUMNS) for side in self.lanes}
+        counts = {side: self.strips_of(side).counts(COUNT_COLUMNS) for side in self.lanes}
         top = max(float(c.sum(axis=0).max(initial=0)) for c in counts.values())
         return [CountRow(side, self.names[side], c, top) for side, c in counts.items()]
 
     def _overview(self) -> list[Row]:
         rows: list[Row] = []
         for side in self.lanes:
-            found = self._strips(side)
+            found = self.strips_of(side)
             rows.append(
                 StripRow(side, self.names[side], found, _place(found.lanes, self._lane(side)))
             )
@@ -229,7 +244,9 @@ class _Drawn:
         limit = MOST_LANES[len(self.lanes)]
         if self.are_short:
             limit = int(limit * FEWER)
-        numbers, note = worth_a_look(self.lanes, same, self.shown, limit, self.number)
+        numbers, note = _picked(
+            self.opened.key, tuple(self.lanes), self.shown, limit, self.number, self.lanes, same
+        )
         ids = self.pair.ids.gather(numbers).to_list()
         chosen = _place(numbers, self.number)
         return [
@@ -253,20 +270,24 @@ def _place(among: np.ndarray, one: int | None) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _words(lanes: Mapping[Side, Lanes], shown: Range) -> None:
+def _words(lanes: Mapping[Side, Lanes], drawn: _Drawn, shown: Range) -> None:
     """What requests spent the shown time on, what is left out, and the keys."""
     said = []
     for side, x in lanes.items():
-        alive = x.alive(shown)
-        total = x.seconds_in(alive, shown).sum(axis=0)
+        found = drawn.strips_of(side)
+        total = found.seconds()
         parts = [
-            f"{LABELS[p]} {seconds(float(total[p]))}" for p in range(len(PHASES)) if total[p]
+            f"{LABELS[p]} {seconds(float(total[p]))}"
+            for p in range(len(PHASES))
+            if total[p] > 1e-9
         ]
         said.append(
-            f"{side}: {len(alive):,} requests, together {', '.join(parts) or 'nothing'}"
+            f"{side}: {len(found.lanes):,} requests, together {', '.join(parts) or 'nothing'}"
         )
         if x.left_out.words():
             said.append(f"{side}: {x.left_out.words()}")
+        if "steps.recomputed_tokens" in drawn.opened.run(side).meta.not_recorded:
+            said.append(f"{side}: when lost tokens were computed again is not recorded")
     keys = "Drag to zoom, double-click for all, click a lane to choose its request. Keys: W S zoom, A D move, 0 all."
     st.caption(
         "  \n".join([plain(f"Shown: {seconds(shown[1] - shown[0])}"), *map(plain, said), keys])

@@ -33,7 +33,7 @@ BOUNDS: dict[str, tuple[str, float, str, float | None, float]] = {
 }
 
 
-@st.cache_resource(max_entries=30, show_spinner=False)
+@st.cache_resource(max_entries=30, show_spinner="Working out the distribution")
 def _curve(ref: str, stamp: str, metric: str, _run: Run) -> Curve:
     return curve(metric, _run.requests, _run.events, _run.steps)
 
