@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 WINDOW_LINES = 4000
 WINDOW_CHARS = 8 << 20
 MIN_COLUMN = 40
+MAX_START = 1024  # characters in which the start of a record shows
 MAX_PREFIX = 64  # a longer text before a head is a record (or a progress bar)
 MIN_GLUED = 60  # shorter texts hold one record
 MAX_PARTS = 64  # lines of one wrapped record
@@ -449,7 +450,7 @@ class Wrap:
 
 def starts(row: _Row) -> bool:
     """Whether a line looks like the start of a record."""
-    body = row.body
+    body = row.body[:MAX_START]
     return bool(row.process or _START.match(body) or _NAMED_START.match(body))
 
 

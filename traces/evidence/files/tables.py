@@ -37,6 +37,7 @@ _SERIES_VALUES = {
 }  # fmt: skip
 _PANEL_VALUES = {"num_running", "num_waiting", "kv_usage_frac"}
 _RULE = re.compile(r"^\s*\|?\s*:?-{2,}:?\s*(?:\|\s*:?-{2,}:?\s*)*\|?\s*$")
+MAX_ROW_CHARS = 2048  # of a line in the head: longer ones are no rows
 _PAIR = re.compile(r"([A-Za-z][\w.%-]*)\s*=\s*([^\s,;]+)")
 _MOST_LATENCY_S = 200.0  # a larger one without a unit is in milliseconds
 _REQUEST_COLUMNS = re.compile(
@@ -70,7 +71,7 @@ def _header(head: str) -> list[str]:
             isinstance(v, dict | list) for v in value.values()
         )
         return list(value) if flat else []
-    lines = text.splitlines()[:200]
+    lines = [x[:MAX_ROW_CHARS] for x in text.splitlines()[:200]]
     if names := _pair_names(lines):
         return names
     for above, line in pairwise(lines):
