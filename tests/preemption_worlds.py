@@ -33,7 +33,8 @@ def run_of(
     """
     again = [0] * 12
     events: list[dict[str, Any]] = []
-    for who in "abc":
+    everybody = sorted({"a", "b", "c", *(e[1] for e in evicted)})
+    for who in everybody:
         events += [
             {"step": 0, "kind": "arrive", "request_id": who},
             {"step": 0, "kind": "admit", "request_id": who, "blocks": 1},
@@ -64,7 +65,7 @@ def run_of(
         [
             {"request_id": who, "arrival_s": 0.0, "first_scheduled_s": 0.0, "first_token_s": 1.0, "finish_s": 12.0,
              "prompt_tokens": 4, "output_tokens": 8, "num_preemptions": sum(e[1] == who for e in evicted), "max_itl_s": 3.0}
-            for who in "abc"
+            for who in everybody
         ]
     )  # fmt: skip
     settings = {
