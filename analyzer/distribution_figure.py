@@ -70,7 +70,7 @@ def distribution(
         "yaxis": {**axis, **_y_scale(curves, is_tail)},
     }  # fmt: skip
     if bound_s is not None and bound_s > 0:
-        layout |= _bound(bound_s, theme)
+        layout |= _bound(bound_s, is_tail, theme)
     return go.Figure({"data": traces, "layout": layout})
 
 
@@ -156,7 +156,7 @@ def _y_scale(curves: Mapping[Side, Curve], is_tail: bool) -> dict[str, Any]:
     }
 
 
-def _bound(bound_s: float, theme: Theme) -> dict[str, Any]:
+def _bound(bound_s: float, is_tail: bool, theme: Theme) -> dict[str, Any]:
     """A line at the bound, with its words."""
     return {
         "shapes": [
@@ -178,7 +178,7 @@ def _bound(bound_s: float, theme: Theme) -> dict[str, Any]:
                 "xref": "x",
                 "yref": "paper",
                 "x": float(np.log10(bound_s)),
-                "y": 0,
+                "y": 0.6 if is_tail else 0,  # where the lines are not
                 "xanchor": "left",
                 "yanchor": "bottom",
                 "xshift": 4,

@@ -38,17 +38,17 @@ from analyzer.lanes_picture import (
     Strips,
     phases_in_words,
 )
-from analyzer.look import Side, Theme, faded, seconds, three_digits
+from analyzer.look import Side, Theme, faded, seconds
 from analyzer.marks import pen
 
 LABELS = {
     QUEUED: "queued",
     PREFILL: "prefill",
     DECODE: "decode",
-    PREEMPTED: "preempted, KV dropped",
+    PREEMPTED: "preempted",
     RECOMPUTING: "recomputing",
     SWAPPED: "swapped out",
-    RESTORING: "restoring from the host",
+    RESTORING: "restoring",
 }
 _HATCHES = {PREEMPTED: "/", SWAPPED: "x"}  # what waits without its KV
 HEIGHTS = {
@@ -305,16 +305,10 @@ def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
 
 
 def _sky_note(sky: Skyline) -> str:
-    """'2,000 requests where they arrived, as high as they lasted (of 4 a column the one ...)'."""
     if not sky.num_arrivals:
         return "no request arrived in this time"
-    note = f"{sky.num_arrivals:,} requests where they arrived, as high as they lasted"
-    per = sky.num_arrivals / max(len(sky.lanes), 1)
-    if per > 1:
-        note += f"; of {three_digits(per)} a column the one preempted longest, else the slowest"
-    if sky.num_cut:
-        note += f"; {sky.num_cut:,} are higher than the picture"
-    return note
+    cut = f", {sky.num_cut:,} cut off" if sky.num_cut else ""
+    return f"{sky.num_arrivals:,} requests, as high as they lasted{cut}"
 
 
 def _strip_note(strips: Strips) -> str:
@@ -729,10 +723,13 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
             "orientation": "h",
             "traceorder": "normal",
             "x": 0,
+            "xref": "container",
             "xanchor": "left",
             "y": 1,
             "yref": "container",
             "yanchor": "top",
+            "entrywidth": 74,
+            "entrywidthmode": "pixels",
             "font": {"size": 12},
             "itemclick": False,
             "itemdoubleclick": False,

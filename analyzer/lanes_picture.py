@@ -315,15 +315,15 @@ def worth_a_look(
     found = np.flatnonzero(touches)
     found = found[np.argsort(arrival[found], kind="stable")]
     if len(found) <= limit:
-        return found, f"all {len(found):,} requests of the shown time"
-    of = f"of {len(found):,} in the shown time"
+        return found, f"all {len(found):,} requests"
+    of = f"{limit} of {len(found):,} requests"
     if chosen is not None and touches[chosen]:
         at = int(np.flatnonzero(found == chosen)[0])
         begin = min(max(at - limit // 2, 0), len(found) - limit)
-        return found[begin : begin + limit], f"the chosen request and its neighbours, {of}"
+        return found[begin : begin + limit], f"{of}: around the chosen one"
     order = np.lexsort((arrival[found], -queued[found], -waited[found]))[:limit]
     why = "preempted longest" if waited.any() else "queued longest"
-    return found[np.sort(order)], f"the {limit} that were {why}, {of}"
+    return found[np.sort(order)], f"{of}: {why}"
 
 
 def phases_in_words(names: Sequence[str], counts: np.ndarray) -> str:

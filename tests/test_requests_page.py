@@ -128,7 +128,7 @@ def test_both_runs_are_drawn_over_each_other_with_distributions_and_a_table(
     table = app.dataframe[-1].value
     assert list(table["request"]) == ["one", "two"]
     assert list(table["e2e_s · B − A"]) == [-1.0, -1.0]
-    assert "preempted, KV dropped 2.00 s, recomputing 1.00 s" in text_of(app).replace("\\", "")
+    assert "preempted 2.00 s, recomputing 1.00 s" in text_of(app).replace("\\", "")
     assert "swapped out 2.00 s" in text_of(app).replace("\\", "")
 
 

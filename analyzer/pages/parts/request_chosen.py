@@ -137,7 +137,7 @@ def _numbers(opened: Opened, pair: Paired, number: int, request_id: str) -> None
         hide_index=True,
         height="content",
         column_config={
-            "figure": st.column_config.TextColumn("Figure", width="medium"),
+            "figure": st.column_config.TextColumn("Figure", width=150),
             **{
                 name: st.column_config.TextColumn(alignment="right")
                 for name in table.columns[1:]

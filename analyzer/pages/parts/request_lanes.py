@@ -34,7 +34,7 @@ from analyzer.lanes_picture import (
     strips,
     worth_a_look,
 )
-from analyzer.look import Side, seconds
+from analyzer.look import Side, seconds, three_digits
 from analyzer.pages.parts import state
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.preempted import lanes_of
@@ -108,7 +108,7 @@ def lanes_section(opened: Opened) -> None:
         )
         follow_zoom("lanes", full, view)
         range_slider(shown, full, view)
-        _words(lanes, drawn, shown)
+        _words(lanes, drawn, which, shown)
         _data(lanes, shown)
         say_unknown(pair)
         if number is not None:
@@ -186,6 +186,28 @@ class _Drawn:
         if "lanes" in which:
             rows += self._detail()
         return rows
+
+    def explained(self, which: Sequence[str]) -> list[str]:
+        """How to read the overview that is drawn."""
+        if "strips" not in which:
+            return []
+        if not self.are_short:
+            most = max(int(self.strips_of(s).sizes.max(initial=0)) for s in self.lanes)
+            if most < 2:
+                return []
+            return [
+                f"Overview: up to {most:,} requests a strip, by arrival; its height divides into their phases. Zoom in for one a lane."
+            ]
+        sky = self._skyline(next(iter(self.lanes)), None)
+        per = sky.num_arrivals / max(len(sky.lanes), 1)
+        one = (
+            f"; of about {three_digits(per)} a column it shows the one preempted longest, else the slowest"
+            if per > 1
+            else ""
+        )
+        return [
+            f"Overview: each request stands where it arrived, as high as it lasted{one}. Zoom in for lanes."
+        ]
 
     def _lane(self, side: Side) -> int | None:
         """The lane of the chosen request in a run."""
@@ -270,7 +292,9 @@ def _place(among: np.ndarray, one: int | None) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _words(lanes: Mapping[Side, Lanes], drawn: _Drawn, shown: Range) -> None:
+def _words(
+    lanes: Mapping[Side, Lanes], drawn: _Drawn, which: Sequence[str], shown: Range
+) -> None:
     """What requests spent the shown time on, what is left out, and the keys."""
     said = []
     for side, x in lanes.items():
@@ -288,6 +312,7 @@ def _words(lanes: Mapping[Side, Lanes], drawn: _Drawn, shown: Range) -> None:
             said.append(f"{side}: {x.left_out.words()}")
         if "steps.recomputed_tokens" in drawn.opened.run(side).meta.not_recorded:
             said.append(f"{side}: when lost tokens were computed again is not recorded")
+    said += drawn.explained(which)
     keys = "Drag to zoom, double-click for all, click a lane to choose its request. Keys: W S zoom, A D move, 0 all."
     st.caption(
         "  \n".join([plain(f"Shown: {seconds(shown[1] - shown[0])}"), *map(plain, said), keys])
