@@ -63,7 +63,7 @@ HEIGHTS = {
 COUNT_PX = 66
 SKY_PX = 120
 GAP_PX = 30
-TOP_PX = 60
+TOP_PX = 70
 BOTTOM_PX = 44
 LEFT_PX = 84
 LONGEST_ID = 12
@@ -299,6 +299,8 @@ def _title(canvas: _Canvas, row: Row, theme: Theme) -> None:
             "xanchor": "left",
             "yanchor": "bottom",
             "yshift": 2,
+            "xshift": 14
+            - LEFT_PX,  # over the labels of the axis: a narrow window has no room to lose
             "align": "left",
         }
     )
@@ -308,7 +310,7 @@ def _sky_note(sky: Skyline) -> str:
     if not sky.num_arrivals:
         return "no request arrived in this time"
     cut = f", {sky.num_cut:,} cut off" if sky.num_cut else ""
-    return f"{sky.num_arrivals:,} requests, as high as they lasted{cut}"
+    return f"{sky.num_arrivals:,} requests where they arrived{cut}"
 
 
 def _strip_note(strips: Strips) -> str:
@@ -728,9 +730,9 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
             "y": 1,
             "yref": "container",
             "yanchor": "top",
-            "entrywidth": 74,
+            "entrywidth": 62,
             "entrywidthmode": "pixels",
-            "font": {"size": 12},
+            "font": {"size": 11.5},
             "itemclick": False,
             "itemdoubleclick": False,
         },

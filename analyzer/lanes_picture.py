@@ -316,7 +316,7 @@ def worth_a_look(
     found = found[np.argsort(arrival[found], kind="stable")]
     if len(found) <= limit:
         return found, f"all {len(found):,} requests"
-    of = f"{limit} of {len(found):,} requests"
+    of = f"{limit} of {len(found):,}"
     if chosen is not None and touches[chosen]:
         at = int(np.flatnonzero(found == chosen)[0])
         begin = min(max(at - limit // 2, 0), len(found) - limit)

@@ -427,7 +427,7 @@ def test_detail_lanes_are_those_preempted_longest_or_the_neighbours_of_the_chose
 
     assert 30 in picked
     assert len(picked) == 4
-    assert why == "4 of 50 requests: preempted longest"
+    assert why == "4 of 50: preempted longest"
     assert around.tolist() == [18, 19, 20, 21]
 
 

@@ -101,7 +101,7 @@ def drag(page: Watched, start_frac: float, end_frac: float) -> None:
 def test_a_drag_goes_from_requests_by_arrival_to_lanes_and_keeps_the_range_on_other_pages(
     page: Watched,
 ) -> None:
-    assert "as high as they lasted" in page.page.inner_text(".st-key-lanes")
+    assert "where they arrived" in page.page.inner_text(".st-key-lanes")
 
     drag(page, 0.20, 0.24)
     wait_for_link(page, "[?&]t=")
