@@ -20,15 +20,15 @@ SLOT_KNOBS = {
 
 
 def cap_running(q: Quantities) -> Step | None:
-    """Let no more run than fit to their end."""
-    if not q.fits.value:
+    """Let no more run than fit to their end; None where that is no fewer than filled the pool."""
+    if not q.fits.value or cap_is_reached(q):
         return None
     n = q.fits.value
     each = q.lengths.blocks(q.pool)
     knob = SLOT_KNOBS.get(q.engine, "--max-num-seqs")
     numbers: dict[str, int | float | str | None] = {"max_num_seqs": n}
     effect = f"no preemption at {q.fits.basis}"
-    if "held" in q.fits.basis:
+    if q.fits.by_held:
         effect = f"what fits at {q.fits.basis}; requests that grow longer need fewer, and their lengths settle how many"
     if each and q.pool.usable_blocks and "stated" in q.fits.at:
         effect = f"no preemption by construction: {n} x {each} = {n * each:,} of {q.pool.usable_blocks:,} blocks"
@@ -36,6 +36,13 @@ def cap_running(q: Quantities) -> Step | None:
         if q.lengths.sequences > 1:
             knob, n = "--max-num-seqs (V0 counts sequences)", n * q.lengths.sequences
     return Step(f"{knob} {n}", effect, numbers)
+
+
+def cap_is_reached(q: Quantities) -> bool:
+    """Whether all that is known of lengths is what requests held, and no more ran than fit at that: a
+    limit there would change nothing."""
+    held, n = q.held, q.fits.value
+    return bool(q.fits.by_held and held is not None and n and n >= held.running)
 
 
 def grow_pool(q: Quantities) -> Step | None:
@@ -154,7 +161,8 @@ def put_off_wall(q: Quantities) -> Step | None:
     effect = f"puts the wall off by {seconds:.0f} s at {q.wall.per_s:,.0f} tokens/s"
     if each := bytes_per_block(q):
         effect += f" ({blocks * each / GIB:.2f} GiB)"
-    return Step(f"a pool 10 % larger ({blocks:,} blocks)", effect, numbers)
+    unit = "tokens" if q.pool.block_size == 1 else "blocks"
+    return Step(f"a pool 10 % larger (by {blocks:,} {unit})", effect, numbers)
 
 
 def shed_load(q: Quantities) -> Step | None:

@@ -171,6 +171,12 @@ class Fits:
     basis: str
     at: dict[str, int]
 
+    @property
+    def by_held(self) -> bool:
+        """Whether only what requests held is known: they may still have been growing, so more than that many
+        cannot run, and that many need not reach their end."""
+        return self.basis == _BASES["held_mean"]
+
 
 def how_many_fit(
     pool: Pool,

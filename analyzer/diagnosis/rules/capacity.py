@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from analyzer.diagnosis.advice import (
+    cap_is_reached,
     cap_running,
     grow_pool,
     present,
@@ -24,6 +25,7 @@ from analyzer.diagnosis.rules.proofs import (
     held_proof,
     preemption_proof,
     recompute_proof,
+    victims,
 )
 from analyzer.diagnosis.rules.signs import full_tail
 
@@ -45,22 +47,23 @@ def find_preemption(q: Quantities) -> Finding | None:
     )
     if q.engine == "sglang" and q.evidence.all_notices("retract"):
         steps = (_conservativeness(q), *steps)
-    past = p.since_start and q.max_usage is not None and q.max_usage < WALL_FRAC
+    apart = q.max_usage is not None and q.max_usage < WALL_FRAC
+    past = p.since_start and apart
+    usage = f", usage up to {percent(q.max_usage)}." if q.max_usage is not None else "."
     statement = f"The pool is full and running requests lose their blocks: {_preemptions(q)}"
+    if apart and not past:
+        statement = f"Running requests lose their blocks: {_preemptions(q)}"
+        usage = f", though no sample shows more than {percent(q.max_usage)} in use."
     if past:
         severity = "low"
         statement = f"Running requests lost their blocks before this scrape: {_preemptions(q)} since the start"
+        usage = f", usage now {percent(q.max_usage)}."
     return Finding(
         "CAPACITY_PREEMPTION",
         severity,
-        statement
-        + (
-            f", usage {'now ' if past else 'up to '}{percent(q.max_usage)}."
-            if q.max_usage is not None
-            else "."
-        ),
+        statement + usage,
         (preemption_proof(q), *held_proof(q), *recompute_proof(q)),
-        steps or (ask_for_capacity(),),
+        steps or (ask_for_capacity(q),),
         _useless(q, swap),
         inferred,
         _unknowns(q),
@@ -132,6 +135,10 @@ def _useless(q: Quantities, swap: bool) -> tuple[str, ...]:
     n = q.number("max_num_seqs")
     if n and q.held is not None and q.held.running < n and q.fits.value and n > q.fits.value:
         said.append(f"max_num_seqs {n:.0f} as it is: it does not bind, {q.held.running} run")
+    if cap_is_reached(q) and q.held is not None:
+        said.append(
+            f"a limit of {q.fits.value} running: {q.held.running} filled the pool, and they still grow"
+        )
     return tuple(said)
 
 
@@ -154,6 +161,12 @@ def _unknowns(q: Quantities) -> tuple[Missing, ...]:
         )
     if q.preemptions.kind != KNOWN and q.is_v1:
         unknown.append(counter(q))
+    if q.preemptions.since_start:
+        unknown.append(
+            Missing("whether it goes on", "a second scrape of the counter, some minutes later")
+        )
+    if q.is_v1 and not q.evidence.all_notices("preemption"):
+        unknown.append(victims())
     return tuple(unknown)
 
 
@@ -190,11 +203,16 @@ def find_queue(q: Quantities) -> Finding | None:
     low, high = (int(known.min()), int(known.max())) if len(known) else (0, 0)
     ran = f"{low} to {high} ran and " if len(known) else ""
     growth = f", growing by {rate:.2f} a second" if rate and rate > 0 else ""
+    top = int(w.argmax())
+    by_way = f" by way of {w.max():.0f}" if w.max() > max(w[0], w[-1]) else ""
+    shown = sorted(
+        {int(at[0]), int(at[top]), int(at[-1])} if by_way else {int(at[0]), int(at[-1])}
+    )
     proof = Proof(
-        f"Waiting went from {w[0]:.0f} to {w[-1]:.0f}{growth} while {ran}usage was "
+        f"Waiting went from {w[0]:.0f} to {w[-1]:.0f}{by_way}{growth} while {ran}usage was "
         f"{percent(u.min())} to {percent(u.max())}",
         {"waiting_first": int(w[0]), "waiting_last": int(w[-1]), "per_s": rate},
-        series.lines(int(at[0]), int(at[-1])),
+        series.lines(*shown),
     )
     outside = f"{w[-1]:.0f} requests wait outside"
     if w[-1] == 0:
@@ -212,10 +230,27 @@ def find_queue(q: Quantities) -> Finding | None:
         + ("not proven." if unknown else f"{q.preemptions.text()}."),
         (proof, *held_proof(q), *_refusals(q)),
         present(shed_load(q), remove_override(q), suggested_memory(q), raise_utilization(q))
-        or (ask_for_capacity(),),
+        or (*_after_burst(q), ask_for_capacity(q)),
         tuple(useless),
         (),
         (counter(q),) if unknown else (),
+    )
+
+
+def _after_burst(q: Quantities) -> tuple[Step, ...]:
+    """What meets a queue that came and went, which no rate of shedding follows from."""
+    waiting = (
+        q.main.waiting[np.isfinite(q.main.waiting)] if q.main is not None else np.array([])
+    )
+    if not len(waiting) or waiting.max() <= waiting[-1] or waiting[-1] > 0:
+        return ()
+    most = int(waiting.max())
+    return (
+        Step(
+            "a replica, or a limit at the client, before the next burst like this",
+            f"up to {most} waited and the queue emptied by itself: a burst is above what fits, the mean is not",
+            {"waiting_max": most},
+        ),
     )
 
 
@@ -225,7 +260,7 @@ def _refusals(q: Quantities) -> tuple[Proof, ...]:
         return ()
     return (
         Proof(
-            f"{times(len(refused), 'over-long request')} failed before the scheduler and hold no KV; a leak would show "
+            f"{times(len(refused), 'over-long request')} failed before the scheduler, without taking KV; a leak would show "
             "as usage that stays high while Running falls towards 0",
             {"refused": len(refused)},
             tuple(n.at for n in refused[:3]),

@@ -20,6 +20,14 @@ def counter(q: Quantities) -> Missing:
     return Missing("the number of preemptions", _COUNTERS.get(q.engine, vllm))
 
 
+def victims() -> Missing:
+    """Where vLLM V1 tells who was evicted: in no log, only in a recording."""
+    return Missing(
+        "who was evicted, and for whom",
+        "a recording: --scheduler-cls engine.live.vllm.RecordingScheduler (V1 logs no names)",
+    )
+
+
 def held_proof(q: Quantities) -> tuple[Proof, ...]:
     """What a running request holds, and how many fit."""
     if q.held is None or q.main is None:
@@ -36,7 +44,8 @@ def held_proof(q: Quantities) -> tuple[Proof, ...]:
         numbers["held_tokens"] = round(h.tokens)
     each = q.lengths.blocks(q.pool)
     if q.fits.value is not None:
-        text += f"; {q.fits.value} fit to their end at {q.fits.basis}"
+        end = "" if q.fits.by_held else " to their end"
+        text += f"; {q.fits.value} fit{end} at {q.fits.basis}"
         numbers["safe_concurrency"] = q.fits.value
         if each and "stated" in q.fits.at:
             text += f" ({each} blocks each)"
@@ -77,8 +86,14 @@ def recompute_proof(q: Quantities) -> tuple[Proof, ...]:
     )
 
 
-def ask_for_capacity() -> Step:
+def ask_for_capacity(q: Quantities) -> Step:
+    """What is still needed to tell how many can run."""
+    asked = []
+    if q.pool.tokens is None:
+        asked.append("the start-up lines, which state the pool")
+    if q.lengths.blocks(q.pool) is None:
+        asked.append("prompt and max output tokens of the requests")
     return Step(
-        "add the start-up lines and the request lengths",
+        f"add {' and '.join(asked) or 'a log of the time before the pool was full'}",
         "then the number that can run without preemption follows",
     )

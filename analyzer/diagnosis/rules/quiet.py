@@ -425,7 +425,7 @@ def find_insufficient(q: Quantities) -> Finding | None:
         missing.append(
             Missing(
                 "what the server ran, queued and used",
-                "its log of that time, or its usage and preemptions before and after each run",
+                "the server's log of that time, or its usage and preemptions before and after each run",
             )
         )
     elif q.main is None:
