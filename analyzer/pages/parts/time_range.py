@@ -60,7 +60,8 @@ def show_time(shown: Range, full: Range, view: str) -> None:
     """Show that part of the time from now on; the whole of it is no range, whoever asks for it."""
     slack = (full[1] - full[0]) * 1e-3
     is_all = shown[0] <= full[0] + slack and shown[1] >= full[1] - slack
-    st.session_state["by"] = "time"  # what was asked for on another axis is no time
+    if st.session_state.get("by", "time") != "time":
+        st.session_state["by"] = "time"  # Compare's axis: these are seconds
     state.set_range(None if is_all else shown, view)
 
 
