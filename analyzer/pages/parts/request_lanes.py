@@ -57,6 +57,9 @@ LONG_LANES = 12  # strips, where the shown time is shorter than so many usual re
 MOST_LANES = {1: 48, 2: 24, 3: 16}  # in detail, by the number of runs shown
 FEWER = 0.5  # of them where lanes are short
 
+# For readers that hear the page: the picture's own titles say the same to the eye.
+_HEADING = '<h2 style="position:absolute;width:1px;height:1px;overflow:hidden;clip-path:inset(50%)">Swim lanes</h2>'
+
 Range = tuple[float, float]
 
 
@@ -88,6 +91,7 @@ def lanes_section(opened: Opened) -> None:
     """Controls, picture, what it says, and the chosen request."""
     state.write_url()
     with guarded():
+        st.html(_HEADING)
         pair = pair_of(opened.key, opened.runs)
         sides, which = _controls(opened)
         lanes = {side: lanes_of(opened.run(side)) for side in sides}
