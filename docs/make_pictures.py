@@ -1,4 +1,4 @@
-"""Pictures of the real app with the bundled sample, for README and docs: `python -m docs.make_pictures`.
+"""Pictures of the real app with the bundled samples, for README and docs: `make shots`.
 
 It starts the app, drives it in Chromium and writes docs/pictures/. It knows which picture shows what.
 """
@@ -6,15 +6,56 @@ It starts the app, drives it in Chromium and writes docs/pictures/. It knows whi
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from tests.browser.driver import CHROMIUM, Watched, browser, running_app, watched_page
+from tests.browser.driver import CHROMIUM, WAIT_MS, Watched, browser, running_app, watched_page
 
 PICTURES = Path(__file__).parent / "pictures"
-# name -> width, height, colour scheme, query, whether the cursor's box is shown
+CHARTS_DRAWN = """() => {
+  const charts = [...document.querySelectorAll('[data-testid=stMain] .js-plotly-plot')];
+  return charts.length && charts.every((g) => g._fullLayout && g.calcdata)
+    && !document.querySelector('[data-testid=stMain] [data-testid=stSkeleton]');
+}"""
+
+
+def _put_cursor(page: Watched) -> None:
+    """Show the cursor's box, which a still picture would not have."""
+    box = page.page.locator(".st-key-timeline .nsewdrag").first.bounding_box()
+    page.page.mouse.move(box["x"] + box["width"] * 0.62, box["y"] + 120, steps=5)
+    page.page.wait_for_timeout(1500)
+
+
+def _try_a_sample(page: Watched) -> None:
+    """Read one of the bundled pieces of evidence."""
+    page.page.get_by_role("button", name="vLLM V0: preemption warnings").click()
+    page.page.wait_for_selector(".st-key-evidence_chart .js-plotly-plot", timeout=WAIT_MS)
+
+
+@dataclass(frozen=True)
+class Shot:
+    """One picture. path: of the page with its query; has_chart: whether the page opens with one;
+    then: what to do before the picture is taken."""
+
+    path: str = "/"
+    width: int = 1440
+    height: int = 1240
+    scheme: str = "light"
+    has_chart: bool = True
+    then: Callable[[Watched], Any] | None = None
+
+
 SHOTS = {
-    "compare": (1440, 1240, "light", "", False),
-    "compare-dark": (1440, 1240, "dark", "?t=340-490", True),
+    "compare": Shot(),
+    "compare-dark": Shot("/?t=340-490", scheme="dark", then=_put_cursor),
+    "compare-narrow": Shot(width=390, height=1100),
+    "preemptions": Shot("/preemptions"),
+    "requests": Shot("/requests"),
+    "block-map": Shot("/block-map"),
+    "diagnose": Shot("/diagnose", has_chart=False, then=_try_a_sample),
+    "report": Shot("/report", has_chart=False),
 }
 
 
@@ -30,21 +71,22 @@ def main() -> None:
         running_app(Path(cache)) as address,
         browser() as chromium,
     ):
-        for name, (width, height, scheme, query, has_cursor) in SHOTS.items():
-            with watched_page(chromium, width, height, scheme) as page:
-                page.open(f"{address}/{query}")
-                page.settle()
-                page.page.wait_for_timeout(1500)
-                if has_cursor:
-                    _put_cursor(page)
+        for name, shot in SHOTS.items():
+            with watched_page(chromium, shot.width, shot.height, shot.scheme) as page:
+                _take(page, address, shot)
                 page.page.screenshot(path=PICTURES / f"{name}.png")
                 print(PICTURES / f"{name}.png")
 
 
-def _put_cursor(page: Watched) -> None:
-    """Show the cursor's box, which a still picture would not have."""
-    box = page.page.locator(".st-key-timeline .nsewdrag").first.bounding_box()
-    page.page.mouse.move(box["x"] + box["width"] * 0.62, box["y"] + 120, steps=5)
+def _take(page: Watched, address: str, shot: Shot) -> None:
+    page.page.goto(f"{address}{shot.path}")
+    page.page.wait_for_selector("[data-testid=stMain] h1", timeout=WAIT_MS)
+    if shot.has_chart:
+        page.page.wait_for_function(CHARTS_DRAWN, timeout=WAIT_MS)
+    page.settle()
+    if shot.then is not None:
+        shot.then(page)
+        page.settle()
     page.page.wait_for_timeout(1500)
 
 
