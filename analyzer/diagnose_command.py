@@ -17,6 +17,7 @@ from traces.errors import SettingsError
 
 if TYPE_CHECKING:
     from analyzer.diagnosis.findings import Diagnosis
+    from traces.evidence.evidence import Line
 
 WIDTH = 100
 
@@ -91,7 +92,7 @@ def as_text(found: Diagnosis) -> str:
     parts = [f"{v.word} ({v.severity}): {v.statement}" for v in found.verdicts]
     parts.append("")
     for proof in found.proofs:
-        where = ", ".join(str(at) for at in proof.lines[:4])
+        where = ", ".join(_place(at) for at in proof.lines[:4])
         parts.append(f"  proof     {proof.sentence}" + (f"  [{where}]" if where else ""))
     parts += [f"  excluded  {word}: {why}" for word, why in found.excluded.items()]
     parts += [f"  inferred  {what}: {how}" for what, how in found.inferred.items()]
@@ -110,10 +111,22 @@ def as_text(found: Diagnosis) -> str:
     return "\n".join(parts)
 
 
+def _place(at: Line) -> str:
+    """Where something was read: 'server.log:4', or 'metrics.txt:3-24' where it stands on several lines."""
+    return f"{at}-{at.number + at.num_lines - 1}" if at.num_lines > 1 else str(at)
+
+
 _LONG = ("parts", "per_rank", "usage", "running", "waiting", "stats_gaps")
+_COUNTED = (
+    "preemptions_logged", "warnings", "warnings_printed", "oversize_rejected", "retract_events",
+    "retracted_requests", "resumed_events", "swap_out_events", "swap_in_events",
+)  # fmt: skip
 
 
 def _shown(name: str, value: object) -> bool:
+    """Long lists, and lines that were looked for and not there, are in the JSON only."""
+    if name in _COUNTED and value == 0:
+        return False
     return name not in _LONG and value not in (None, [], {}, "")
 
 

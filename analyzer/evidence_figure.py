@@ -18,7 +18,7 @@ from analyzer.look import Theme, faded, three_digits
 
 HEIGHTS = {"usage": 150}
 FLAT_PX = 26  # of a row that is zero all the time
-HEIGHT_PX, GAP_PX, TOP_PX, BOTTOM_PX, LEFT_PX = 78, 38, 60, 44, 50
+HEIGHT_PX, GAP_PX, TOP_PX, BOTTOM_PX, LEFT_PX = 78, 38, 60, 49, 50
 EVENT_LINE_PX = 15
 LEGEND_PX = 22
 DASHES = ("solid", "6px,3px", "2px,2px", "9px,3px,2px,3px", "12px,4px", "4px,4px,1px,4px")
@@ -337,7 +337,7 @@ def _moments(
             note = {
                 "text": html.escape(text), "showarrow": False, "x": at,
                 "xanchor": "right" if near > 0.9 else "left" if near < 0.1 else "center", "y": 1, "xref": "x", "yref": "paper",
-                "yanchor": "bottom", "yshift": 18 + 15 * level, "borderpad": 1.5, "bordercolor": colour,
+                "yanchor": "bottom", "yshift": 23 + 15 * level, "borderpad": 1.5, "bordercolor": colour,
                 "bgcolor": theme.ground, "font": {"size": 10.5, "color": theme.preempt_text if is_wall else theme.text},
             }  # fmt: skip
         found.append((shape, note))
@@ -360,6 +360,7 @@ def _x_axis(drawing: Drawing, num: int, theme: Theme) -> dict[str, Any]:
         "zeroline": False,
         "tickfont": font,
         "nticks": 9,
+        "ticklabelstandoff": 5,  # the lowest zero stands beside the first time
         "title": {"text": _axis_title(drawing), "font": font, "standoff": 6},
         "showspikes": True,
         "spikemode": "across",

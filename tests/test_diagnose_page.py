@@ -115,7 +115,7 @@ def test_key_facts_say_how_they_are_known() -> None:
     cards = next(h for h in markup_of(app) if 'aria-label="Key facts"' in h)
     assert "400,000 tokens" in cards
     assert ">known<" in cards
-    assert "Safe concurrency" in cards
+    assert "Fit at what they held" in cards  # no length is stated
     assert "Preemptions" in cards
     assert ">unknown<" in cards
 

@@ -117,9 +117,10 @@ def _known_thrash(q: Quantities) -> Finding | None:
 def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
     version = q.word("version")
     gate = Step(
-        "admit a request only when its whole sequence fits (scheduler_reserve_full_isl; the default of newer vLLM)",
+        "update vLLM: newer versions admit a request only when its whole sequence fits (--scheduler-reserve-full-isl, on "
+        "unless it is turned off)",
         f"{max(running - 1, 1)} running and 1 waiting on the same pool, and one preemption instead of a cycle"
-        + (f"; this is {version}" if version else ""),
+        + (f"; {version} runs now" if version else ""),
         {"running": max(running - 1, 1)},
     )
     more = []

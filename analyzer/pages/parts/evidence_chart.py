@@ -129,12 +129,12 @@ def _lines(reading: Reading, part: Part, proof: Proof, number: int) -> None:
 
 def _where(lines: Sequence[Line]) -> str:
     """'Lines 23, 24 and 28 of server.log'."""
-    found: dict[str, list[int]] = {}
+    found: dict[str, list[tuple[int, int]]] = {}
     for at in lines:
-        found.setdefault(at.source, []).append(at.number)
+        found.setdefault(at.source, []).append((at.number, at.num_lines))
     said = []
     for source, numbers in found.items():
-        shown = [f"{n:,}" for n in numbers[:4]]
+        shown = [f"{n:,}" + (f" to {n + k - 1:,}" if k > 1 else "") for n, k in numbers[:4]]
         more = f" and {len(numbers) - 4} more" if len(numbers) > 4 else ""
         if source == "samples":
             said.append(

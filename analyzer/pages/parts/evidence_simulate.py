@@ -91,7 +91,8 @@ def _estimated(reading: Reading, index: int, estimate: Estimate) -> None:
             help="Keeps the estimated requests as a trace and opens it on Compare, with the pool and limits that the evidence tells.",
         )  # fmt: skip
     if not known:
-        st.caption("The evidence does not name a model and device that we know: choose what is nearest. They decide times, not decisions.")  # fmt: skip
+        unnamed = " and no ".join(n for n in ("model", "device") if n not in given)
+        st.caption(f"The evidence names no {unnamed} that we know: choose the nearest. They decide times, not decisions.")  # fmt: skip
     kept = st.session_state.pop(_KEPT, None)
     page = st.session_state.get("pages_by_path", {}).get("compare")
     if kept and page is not None:  # None where this page is drawn alone, as in a test

@@ -14,6 +14,7 @@ from typing import Any
 import streamlit as st
 
 from analyzer.diagnosis.findings import WORDS, Diagnosis, Step, Verdict
+from analyzer.diagnosis.rule import times
 from analyzer.pages.parts.evidence_reading import Reading
 from analyzer.pages.parts.messages import plain
 from traces.evidence.evidence import Evidence, SourceReport
@@ -96,7 +97,7 @@ def heading(reading: Reading, found: Diagnosis, evidence: Evidence) -> None:
         " ".join(str(v) for v in (facts.get("engine"), facts.get("version")) if v) or "engine unknown",
         evidence.family and f"grammar {evidence.family}",
         facts.get("model"),
-        f"{facts.get('samples') or 0:,} samples" if facts.get("samples") else "no samples",
+        times(facts["samples"], "sample") if facts.get("samples") else "no samples",
         facts.get("period_s") and f"every {facts['period_s']:,.3g} s",
         facts.get("first") and f"{facts['first']} to {facts.get('last')}",
     ]  # fmt: skip
@@ -219,24 +220,36 @@ def _preemptions(facts: Mapping[str, Any]) -> str:
     if rate:
         per = f"{rate[0]:,.3g}" if rate[0] == rate[1] else f"{rate[0]:,.3g} to {rate[1]:,.3g}"
         how = f"{per} a second; {how}"
-    if p.get("since_start"):
+    if p.get("since_start") and "since the start" not in how:
         how += "; since the server's start"
     return _fact("Preemptions", value, kind, _short(how, 190), how)
 
 
+_LENGTHS = {
+    "stated": "the longest request as stated",
+    "stated_low": "the shortest as stated",
+    "p50": "the median length",
+    "p95": "the 95th percentile of requests that finished",
+    "max": "the longest that finished",
+    "max_model_len": "max_model_len",
+}
+
+
 def _concurrency(facts: Mapping[str, Any]) -> str:
     value, basis = facts.get("safe_concurrency"), facts.get("safe_concurrency_basis")
-    others = {k: v for k, v in (facts.get("safe_concurrency_at") or {}).items() if v is not None and k != basis}  # fmt: skip
-    how = [
-        f"to their end at {basis}"
-        if basis
-        else "neither lengths nor what a request holds are known"
-    ]
-    how += [f"{k.replace('_', ' ')} {_count(v)}" for k, v in others.items()]
+    others = {k: v for k, v in (facts.get("safe_concurrency_at") or {}).items() if v is not None and k in _LENGTHS}  # fmt: skip
+    held = str(basis or "").startswith("the mean that running requests held")
+    how = [f"to their end at {basis}"]
+    if value is None:
+        how = [str(basis or "neither lengths nor what a request holds are known")]
+    elif held:
+        how = [f"at {basis}; fewer where they grow longer"]
+    how += [f"{_count(v)} at {_LENGTHS[k]}" for k, v in others.items() if _LENGTHS[k] != basis]
     if facts.get("held_tokens_per_running"):
         how.append(f"a running request holds {_count(facts['held_tokens_per_running'])} tokens")
     shown = "unknown" if value is None else f"{_count(value)} requests"
-    return _fact("Safe concurrency", shown, "" if value is not None else "unknown", "; ".join(how))  # fmt: skip
+    title = "Fit at what they held" if held and value is not None else "Safe concurrency"
+    return _fact(title, shown, "" if value is not None else "unknown", "; ".join(how))  # fmt: skip
 
 
 def _wall(facts: Mapping[str, Any]) -> str:
@@ -254,7 +267,11 @@ def _wall(facts: Mapping[str, Any]) -> str:
     if eta:
         return _fact("Pool full at this rate", str(eta), "inferred", "; ".join([*how, str(facts.get("eta_full_how") or "")]))  # fmt: skip
     full = isinstance(peak, int | float) and peak < 98
-    return _fact("Pool first full", "never here" if full else "unknown", "known" if full else "unknown", "; ".join(how))  # fmt: skip
+    evicted = (facts.get("preemptions") or {}).get("low")
+    if full and evicted:
+        how.append("it was full when requests were evicted, between or before the samples")
+        return _fact("Pool first full", "in no sample", "unknown", "; ".join(how))
+    return _fact("Pool first full", "in no sample" if full else "unknown", "known" if full else "unknown", "; ".join(how))  # fmt: skip
 
 
 def _recomputed(facts: Mapping[str, Any]) -> str:
