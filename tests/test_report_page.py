@@ -78,8 +78,8 @@ def test_a_pair_is_previewed_and_offered_as_files(store: Store, tmp_path: Path) 
     assert labels(app) == [
         "HTML, interactive, opens offline",
         "Perfetto trace",
-        "Data as Parquet (zip)",
-        "Data as CSV (zip)",
+        "Parquet",
+        "CSV",
     ]
     assert timeline_range(app) == [0.0, 9.0]
 

@@ -210,12 +210,12 @@ def _data_downloads(contents: Contents, name: str) -> None:
     )
     for kind, word in ((".parquet", "Parquet"), (".csv", "CSV")):
         st.download_button(
-            f"Data as {word} (zip)",
+            word,
             data=_tables(contents, kind),
             file_name=f"{name}-{word.lower()}.zip",
             mime="application/zip",
             key=f"report_{word.lower()}",
-            help="Steps, events, requests, preemptions with costs, and block ownership where it was recorded.",
+            help=f"The data as {word} in a zip: steps, events, requests, preemptions with costs, and block ownership where it was recorded.",
             on_click="ignore",
         )
 
@@ -243,7 +243,7 @@ def _file_name(contents: Contents) -> str:
 
 def _preview(contents: Contents) -> None:
     """The report's head, timeline, set-up and preemptions as they will be, light in any theme."""
-    st.subheader("Preview", anchor=False)
+    st.header("Preview", anchor=False)
     css, head, picture, rest = preview(contents)
     st.html(f"<style>{css}</style>")
     with st.container(key="report_preview", border=True, gap=None):

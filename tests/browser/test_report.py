@@ -71,7 +71,7 @@ def open_file(watched: Watched, path: Path) -> list[str]:
         "request",
         lambda r: asked.append(r.url) if not r.url.startswith(("data:", "blob:")) else None,
     )
-    watched.page.goto(path.as_uri())
+    watched.page.goto(path.as_uri(), timeout=WAIT_MS)
     watched.page.wait_for_selector("html[data-drawn=yes]", timeout=WAIT_MS)
     return asked
 
@@ -218,7 +218,7 @@ def test_the_page_makes_files_of_what_the_user_wrote(chromium: Any, address: str
         watched.settle()
 
         document = download(watched, "HTML, interactive").decode()
-        with zipfile.ZipFile(io.BytesIO(download(watched, "Data as Parquet"))) as archive:
+        with zipfile.ZipFile(io.BytesIO(download(watched, "Parquet"))) as archive:
             names = archive.namelist()
         trace = download(watched, "Perfetto trace")
 
@@ -269,6 +269,6 @@ def test_the_page_fits_and_axe_finds_nothing(
         open_page(watched, f"{address}/report")
 
         assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-        found = Axe().run(watched.page)
+        found = Axe().run(watched.page, "[data-testid=stMain]")
         watched.picture(f"report-page-{width}-{scheme}", full_page=True)
     assert [(v["id"], v["nodes"][0]["html"][:200]) for v in found.response["violations"]] == []
