@@ -23,12 +23,14 @@ def away_intervals(events: pl.DataFrame) -> pl.DataFrame:
     restored_tokens (loaded from the host cache before it); the last four are null where it never
     ran again.
     """
-    marked = events.with_columns(kind=_KIND).filter(pl.col("kind").is_in(["preempt", "resume"]))
-    marked = marked.with_columns(nth=pl.int_range(1, pl.len() + 1).over("request_id", "kind"))
-    gone = marked.filter(pl.col("kind") == "preempt").select(
+    nth = pl.int_range(1, pl.len() + 1).over("request_id")
+    gone, back = (
+        events.filter(_KIND.eq(kind)).with_columns(nth=nth) for kind in ("preempt", "resume")
+    )
+    gone = gone.select(
         "request_id", "nth", "mode_used", "tokens", preempt_step="step", preempt_s="t_s"
     )
-    back = marked.filter(pl.col("kind") == "resume").select(
+    back = back.select(
         "request_id", "nth", resume_step="step", resume_s="t_s", found_tokens="tokens"
     )
     loaded = (
@@ -63,9 +65,11 @@ def away_intervals(events: pl.DataFrame) -> pl.DataFrame:
 def copies(events: pl.DataFrame, *kinds: str) -> pl.DataFrame:
     """The events of these kinds of copies, each with the nth preemption of its request; those before
     a first preemption are left out."""
+    marked = events.with_columns(kind=_KIND)
+    if not marked["kind"].is_in(kinds).any():
+        return marked.head(0).with_columns(nth=pl.lit(0, dtype=pl.Int64))
     return (
-        events.with_columns(kind=_KIND)
-        .filter(pl.col("kind").is_in(["preempt", *kinds]))
+        marked.filter(pl.col("kind").is_in(["preempt", *kinds]))
         .with_columns(
             nth=(pl.col("kind") == "preempt").cum_sum().over("request_id").cast(pl.Int64)
         )
