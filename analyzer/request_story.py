@@ -13,6 +13,8 @@ import polars as pl
 
 from analyzer.latency import request_latency
 from analyzer.look import Side, gib, seconds
+from analyzer.measured import recompute_token_s
+from analyzer.preemptions import preemption_cost
 from analyzer.request_table import LONGEST_ID, Paired, shortened
 from analyzer.run import Run
 from analyzer.words import NOT_RECORDED, show, show_delta
@@ -58,6 +60,19 @@ def events_of(run: Run, request_id: str) -> pl.DataFrame:
         cause=shortened(own["cause_request_id"], LONGEST_ID),
         said=pl.Series([_said(e) for e in own.iter_rows(named=True)], dtype=pl.String),
     )
+
+
+def preemptions_cost_s(run: Run, request_id: str) -> float | None:
+    """What the preemptions of a request cost directly; None where that is not known."""
+    unseen = run.meta.not_recorded
+    if "events.tokens" in unseen or run.meta.clock == "step":
+        return None  # a step of that clock is as long as every other
+    own = run.events.filter(pl.col("request_id") == request_id).with_columns(
+        pl.lit(None, dtype=pl.Float64).alias(column)
+        for column in ("cost_s", "recompute_est_s")
+        if f"events.{column}" in unseen
+    )
+    return preemption_cost(own, recompute_token_s(run.recording))
 
 
 def _said(event: Mapping[str, Any]) -> str:

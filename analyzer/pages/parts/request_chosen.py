@@ -18,12 +18,12 @@ from analyzer.lanes_picture import bars
 from analyzer.look import Side
 from analyzer.pages.parts import shell
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.preempted import lanes_of, told_of
+from analyzer.pages.parts.preempted import lanes_of
 from analyzer.pages.parts.request_choice import KEY, MOST_IN_URL
 from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.time_range import Range, show_time
 from analyzer.pages.parts.timeline import theme
-from analyzer.request_story import events_of, numbers
+from analyzer.request_story import events_of, numbers, preemptions_cost_s
 from analyzer.request_table import Paired
 from analyzer.run import run_names
 
@@ -127,10 +127,7 @@ def _lanes(
 
 
 def _numbers(opened: Opened, pair: Paired, number: int, request_id: str) -> None:
-    costs: dict[Side, float | None] = {}
-    for side, run in opened.runs.items():
-        own = told_of(run).filter(pl.col("request_id") == request_id)["direct_cost_s"]
-        costs[side] = None if own.null_count() else float(own.sum())
+    costs = {s: preemptions_cost_s(run, request_id) for s, run in opened.runs.items()}
     table = numbers(opened.runs, pair, number, costs)
     st.dataframe(
         table,
