@@ -64,7 +64,10 @@ FACTS: dict[str, tuple[str, str]] = {
     "clients": ("requests", "concurrent requests that a client or proxy sends, as stated"),
     "client_caps": ("requests", "caps of several proxies before one engine, each"),
     "reserved_blocks": ("blocks", "blocks reserved for one request"),
-    "reserved_tokens": ("tokens", "tokens that are set aside for running requests, as last seen"),
+    "reserved_tokens": (
+        "tokens",
+        "tokens that are set aside for running requests, as last seen",
+    ),
     "num_requests": ("requests", "requests of a run, as stated"),
     "preemptions": ("times", "preemptions of a run, as stated"),
     "starts": ("switch", "whether the engine started"),

@@ -13,17 +13,17 @@ _LEVEL = r"(?:DEBUG|INFO|WARNING|WARN|ERROR|CRITICAL|FATAL)"
 _FRACTION = r"(?:[.,]\d+)?"
 _HEAD = re.compile(
     rf"\b{_LEVEL}:? +(?P<a>(?:\d{{4}}-)?\d\d-\d\d \d\d:\d\d:\d\d{_FRACTION})"
-    rf"|\[(?P<b>(?:\d{{4}}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d{_FRACTION})(?P<ranks>(?: [A-Za-z]+\d+)*)\]"
+    rf"|\[(?P<b>(?:\d{{4}}-\d\d-\d\d[ T])?\d\d:\d\d:\d\d{_FRACTION})(?P<ranks>(?: [A-Za-z]+\d{{1,6}})*)\]"
     rf"|^[IWEF](?P<c>\d{{4}} \d\d:\d\d:\d\d\.\d+) "
     rf"|\[(?P<d>\d\d/\d\d/\d{{4}}-\d\d:\d\d:\d\d)\]"
     rf"|^(?P<e>\d{{4}}-\d\d-\d\d[ T]\d\d:\d\d:\d\d{_FRACTION})"
     rf"|^(?P<f>\d\d:\d\d:\d\d{_FRACTION})\b"
-    r"|^\[(?P<g>(?:DP|TP|PP|EP)\d+(?: (?:DP|TP|PP|EP)\d+)*)\]"
+    r"|^\[(?P<g>(?:DP|TP|PP|EP)\d{1,6}(?: (?:DP|TP|PP|EP)\d{1,6})*)\]"
 )
 _JSON_HEAD = re.compile(
     r"[Tt]imestamp\\?\"?(?:: ?| = )\\?\"?(\d[\d-]{7,9}[ T]\d\d:\d\d:\d\d(?:[.,]\d+)?Z?)"
 )
-_MACHINE_RANK = re.compile(r"_DP(\d+)|\bDP(\d+)\b")
+_MACHINE_RANK = re.compile(r"_DP(\d{1,6})(?!\d)|\bDP(\d{1,6})\b")
 
 
 @dataclass(slots=True)

@@ -22,6 +22,7 @@ from traces.evidence.evidence import Fact, Line, Notice, SourceReport
 from traces.evidence.grammars import GRAMMARS, Hit
 from traces.evidence.grammars.requests import without_prompts
 from traces.evidence.heads import Head, read_head
+from traces.evidence.meant import is_rank
 from traces.evidence.pool_estimates import PoolEstimates
 from traces.evidence.quiet import MAX_READ, ONE_OF, read_blocks
 from traces.evidence.records import Reading, Record
@@ -193,8 +194,10 @@ class LogReader:
     def _hit(self, hit: Hit, record: Record) -> None:
         head = read_head(record.text, record.process)
         time = self.clocks.read(record.outer, head.stamp)
-        rank = hit.sample.get("engine_rank", head.dp)
-        rank = rank if isinstance(rank, int) else None
+        said = hit.sample.get("engine_rank", head.dp)
+        if not is_rank(said):
+            del hit.sample["engine_rank"]
+        rank = said if isinstance(said, int) and is_rank(said) else None
         self.recognised += 1
         grammar = hit.grammar
         if self._is_copy(hit, head, rank, time):

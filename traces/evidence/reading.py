@@ -26,6 +26,11 @@ from traces.evidence.evidence import Evidence, Fact, Found, Line, Notice, Source
 from traces.evidence.files import READERS
 from traces.evidence.grammars import GRAMMARS, SILENT
 from traces.evidence.log_reader import in_order, read_log
+from traces.evidence.meant import (
+    facts_that_are_meant,
+    notice_that_is_meant,
+    rows_that_are_meant,
+)
 from traces.evidence.other_software import whose
 from traces.evidence.records import Reading, read_records
 from traces.evidence.source import ReadingCancelled, Source
@@ -307,7 +312,8 @@ def _between(
 
 
 def _from_found(found: Found) -> Part:
-    rows = [dict(row) for row in found.samples]
+    rows, lost = rows_that_are_meant(found.samples)
+    facts, more = facts_that_are_meant(found.facts)
     names = {name for row in rows for name in row}
     schema = {n: t for n, t in polars_schema(SAMPLES).items() if n in names}
     frame = pl.DataFrame(rows, schema=schema) if rows else pl.DataFrame()
@@ -316,14 +322,17 @@ def _from_found(found: Found) -> Part:
     inferred = [row.get("inferred") for row in rows]
     derived = {str(n): "" for names in inferred if isinstance(names, list) for n in names}
     report = found.report
+    if lost + more:
+        said = f"{lost + more:,} numbers that no server can mean (endless, or above 10^15) were left out"
+        report = replace(report, notes=(*report.notes, said))
     engines = {report.engine: max(1, report.recognised)} if report.engine else {}
     return Part(
         report,
         frame,
         pl.DataFrame(),
-        found.facts,
-        found.notices,
-        found.sweeps,
+        facts,
+        tuple(n for n in found.notices if notice_that_is_meant(n)),
+        tuple(rows_that_are_meant(found.sweeps)[0]),
         found.first_time,
         found.offset_s,
         engines,

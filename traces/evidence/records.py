@@ -26,6 +26,7 @@ MAX_PARTS = 64  # lines of one wrapped record
 
 _ESCAPED = re.compile(
     r"(?:\x1b|#033|\^\[|\\x1b|\\u001b|\\033|␛)\[[0-9;?]*[A-Za-z]|\[\d{1,3}(?:;\d{1,3})*m|\x00"
+    r"|\x1b\][^\x07\x1b]{0,200}(?:\x07|\x1b\\)"  # the title of a window, a link
 )
 _COLOUR = re.compile(r"\[\d{1,3}(?:;\d{1,3})*m")
 _RFC3339 = r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d+)?(?:Z|[+-]\d\d:?\d\d)"
@@ -117,8 +118,10 @@ _WEAK_START = re.compile(
 _NAMED_START = re.compile(rf"[A-Za-z][\w.-]*(?: [A-Za-z][\w.-]*)? (?:{_OWN_HEAD})")
 # how whole records end; one line alone that is the longest and ends so was not broken
 _WHOLE = re.compile(r"(?:%\.?|\dx|tokens?|reqs|OK|[.)}\]!])\s*$")
-_REPEATED = re.compile(r"\s*\[repeated (\d+)x across cluster\]")
-_SYSLOG_REPEATED = re.compile(r"^(?:last )?message repeated (\d+) times?(?:: ?\[ ?(.*?)\]?)?$")
+_REPEATED = re.compile(r"\s*\[repeated (\d{1,9})x across cluster\]")
+_SYSLOG_REPEATED = re.compile(
+    r"^(?:last )?message repeated (\d{1,9}) times?(?:: ?\[ ?(.*?)\]?)?$"
+)
 _JSON_TEXT = ("log", "message", "msg", "MESSAGE", "textPayload", "line", "body")
 _JSON_TIME = ("time", "timestamp", "@timestamp", "ts", "_time", "receiveTimestamp")
 
@@ -381,7 +384,7 @@ def _unwrap_json(row: _Row, seen: Reading | None) -> None:
         return
     try:
         found = json.loads(row.body)
-    except ValueError:
+    except (ValueError, RecursionError):
         return
     text = next((found[k] for k in _JSON_TEXT if isinstance(found.get(k), str)), None)
     if text is None:

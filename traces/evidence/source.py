@@ -28,7 +28,9 @@ MAX_LINE_TEXT = 400
 BLOCK_BYTES = 1 << 20
 MAX_PIECES = 16  # of one line; what comes behind them is left out
 WATCH_LINES = 4096  # lines between two reports of how far it is
-_CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
+_CONTROL = re.compile(
+    r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b\n]{0,200}(?:\x07|\x1b\\)|[\x00-\x08\x0b-\x1f\x7f]"
+)
 _PAGE = re.compile(r"\s*(?:<!doctype html|<html)", re.IGNORECASE)
 _TITLE = re.compile(r"<(?:title|h1)[^>]*>(.*?)</", re.IGNORECASE | re.DOTALL)
 _PACKED = ((b"\x1f\x8b", "gzip"), (b"\x28\xb5\x2f\xfd", "zstd"))

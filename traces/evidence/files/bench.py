@@ -15,6 +15,7 @@ from typing import Any
 
 from traces.evidence.evidence import Fact, Found, SourceReport, Value
 from traces.evidence.files.jsons import JsonReading, first_value
+from traces.evidence.meant import is_meant
 from traces.evidence.source import Source
 
 _KEYS = {"request_throughput", "output_throughput", "total_input_tokens", "total_output_tokens"}
@@ -185,7 +186,7 @@ def _of_lists(result: Mapping[str, Any]) -> dict[str, Value]:
 def _numbers(values: object) -> Sequence[float]:
     if not isinstance(values, list):
         return ()
-    return [float(v) for v in values if isinstance(v, int | float) and math.isfinite(v)]
+    return [float(v) for v in values if isinstance(v, int | float) and is_meant(v)]
 
 
 def _number(value: object) -> int | float | None:
@@ -196,6 +197,6 @@ def _number(value: object) -> int | float | None:
         number = float(value)
     except ValueError:
         return None
-    if not math.isfinite(number):
+    if not is_meant(number):
         return None
     return int(number) if number.is_integer() else number

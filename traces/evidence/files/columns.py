@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from traces.evidence.evidence import FACTS, Value
 from traces.evidence.files.flags import flag_of, read_number
+from traces.evidence.meant import is_meant
 from traces.telemetry_schema import VALUE_NAMES, telemetry_table
 
 _WHOLE = {c.name for c in telemetry_table("samples").columns if str(c.type) == "int64"}
@@ -138,7 +139,7 @@ def _camel(name: str) -> str:
 def read_cell(cell: object) -> float | None:
     """The number at the start of a cell: "1,234", "97.3 %", "12.5 ms", "480 (9 %)"; None: none."""
     if isinstance(cell, int | float):
-        return float(cell) if cell == cell else None
+        return float(cell) if is_meant(cell) else None
     text = str(cell).strip().strip("`*").replace("_", "")
     if re.match(r"[~≈<>]?\s*\d+,(?:\d{1,2}|\d{4,})(?!\d)", text):
         text = text.replace(
@@ -151,7 +152,7 @@ def read_cell(cell: object) -> float | None:
     if m is None:
         return None
     value = read_number(m[1].replace(",", ""))
-    if value is None:
+    if value is None or not is_meant(value):
         return None
     scale = {"%": 0.01, "k": 1e3, "K": 1e3}.get(m[2] or "", 1.0)
     return round(value * scale, 12)

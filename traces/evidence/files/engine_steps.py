@@ -20,6 +20,7 @@ from typing import Any
 from traces.evidence.evidence import Fact, Found, Line, Notice, SourceReport, Value
 from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.stamps import SourceClock, find_stamp, unix_text
+from traces.evidence.meant import is_meant, whole
 from traces.evidence.source import Source
 
 MAX_STEPS = 200_000
@@ -146,34 +147,34 @@ def _vllm_row(r: _Reading, value: Mapping[str, Any], at: Line) -> Row:
     prefix = _map(value.get("prefix_cache_stats"))
     external = _map(value.get("connector_prefix_cache_stats"))
     waiting, deferred = (
-        _count(value.get("num_waiting_reqs")),
-        _count(value.get("num_skipped_waiting_reqs")),
+        whole(value.get("num_waiting_reqs")),
+        whole(value.get("num_skipped_waiting_reqs")),
     )
     row = _where(r, at) | {
         "t_s": _vllm_time(r, value, iteration),
-        "step": _count(value.get("step")),
-        "engine_rank": _count(value.get("engine_idx", value.get("engine_index"))),
-        "num_running": _count(value.get("num_running_reqs")),
+        "step": whole(value.get("step")),
+        "engine_rank": whole(value.get("engine_idx", value.get("engine_index"))),
+        "num_running": whole(value.get("num_running_reqs")),
         "num_waiting": None if waiting is None else waiting + (deferred or 0),
         "num_waiting_capacity": waiting if deferred is not None else None,
         "num_deferred": deferred,
         "kv_usage_frac": _share(value.get("kv_cache_usage")),
-        "num_preempted": _count(iteration.get("num_preempted_reqs")),
-        "prompt_tokens": _count(prompt.get("total", iteration.get("num_prompt_tokens"))),
-        "prompt_computed_tokens": _count(prompt.get("computed")),
-        "prompt_cached_tokens": _count(prompt.get("local_cache_hit")),
-        "prompt_external_tokens": _count(prompt.get("external_kv_transfer")),
-        "generation_tokens": _count(iteration.get("num_generation_tokens")),
-        "prefix_lookups": _count(prefix.get("requests")),
-        "prefix_query_tokens": _count(prefix.get("queries")),
-        "prefix_hit_tokens": _count(prefix.get("hits")),
-        "resumed_lookups": _count(prefix.get("preempted_requests")),
-        "resumed_query_tokens": _count(prefix.get("preempted_queries")),
-        "resumed_hit_tokens": _count(prefix.get("preempted_hits")),
-        "external_query_tokens": _count(external.get("queries")),
-        "external_hit_tokens": _count(external.get("hits")),
-        "external_resumed_query_tokens": _count(external.get("preempted_queries")),
-        "external_resumed_hit_tokens": _count(external.get("preempted_hits")),
+        "num_preempted": whole(iteration.get("num_preempted_reqs")),
+        "prompt_tokens": whole(prompt.get("total", iteration.get("num_prompt_tokens"))),
+        "prompt_computed_tokens": whole(prompt.get("computed")),
+        "prompt_cached_tokens": whole(prompt.get("local_cache_hit")),
+        "prompt_external_tokens": whole(prompt.get("external_kv_transfer")),
+        "generation_tokens": whole(iteration.get("num_generation_tokens")),
+        "prefix_lookups": whole(prefix.get("requests")),
+        "prefix_query_tokens": whole(prefix.get("queries")),
+        "prefix_hit_tokens": whole(prefix.get("hits")),
+        "resumed_lookups": whole(prefix.get("preempted_requests")),
+        "resumed_query_tokens": whole(prefix.get("preempted_queries")),
+        "resumed_hit_tokens": whole(prefix.get("preempted_hits")),
+        "external_query_tokens": whole(external.get("queries")),
+        "external_hit_tokens": whole(external.get("hits")),
+        "external_resumed_query_tokens": whole(external.get("preempted_queries")),
+        "external_resumed_hit_tokens": whole(external.get("preempted_hits")),
         "max_ttft_s": _most(iteration.get("time_to_first_tokens_iter")),
         "max_itl_s": _most(iteration.get("inter_token_latencies_iter")),
     }
@@ -214,38 +215,38 @@ def _iteration_row(r: _Reading, value: Mapping[str, Any], at: Line) -> Row:
         for key, name in (*_CAMEL.items(), *_SPACED.items()):
             if key in part:
                 said[name] = part[key]
-    rank = _count(said.get("rank"))
+    rank = whole(said.get("rank"))
     pool, free, used = (
-        _count(said.get("pool")),
-        _count(said.get("free")),
-        _count(said.get("used")),
+        whole(said.get("pool")),
+        whole(said.get("free")),
+        whole(said.get("used")),
     )
     r.fact("pool_blocks", pool, at, rank)
-    r.fact("block_size", _count(said.get("block_size")), at, rank)
-    r.fact("max_num_seqs", _count(said.get("slots")), at, rank)
+    r.fact("block_size", whole(said.get("block_size")), at, rank)
+    r.fact("max_num_seqs", whole(said.get("slots")), at, rank)
     inferred: list[str] = []
     if pool and free is not None and used is not None and used > pool - free:
         r.host_counted, used = True, pool - free
         inferred.append("used_blocks")
-    allocated = _count(said.get("allocated"))
+    allocated = whole(said.get("allocated"))
     if allocated and used is not None:
         r.never_allocated.append(used - allocated)
-    running = _count(said.get("scheduled"))
-    waiting = _count(said.get("queued"))
-    active = _count(said.get("active"))
+    running = whole(said.get("scheduled"))
+    waiting = whole(said.get("queued"))
+    active = whole(said.get("active"))
     if active is not None and running is not None:
         waiting = (waiting or 0) + max(0, active - running)
         inferred.append("num_waiting")
     row = _where(r, at) | {
         "t_s": _iteration_time(r, value),
-        "step": _count(said.get("iteration")),
+        "step": whole(said.get("iteration")),
         "engine_rank": rank,
         "num_running": running if running is not None else active,
         "num_waiting": waiting,
-        "num_preempted": _count(said.get("paused")),
-        "num_context_requests": _count(said.get("context")),
-        "context_tokens": _count(said.get("context_tokens")),
-        "num_decode_requests": _count(said.get("generation")),
+        "num_preempted": whole(said.get("paused")),
+        "num_context_requests": whole(said.get("context")),
+        "context_tokens": whole(said.get("context_tokens")),
+        "num_decode_requests": whole(said.get("generation")),
         "used_blocks": used,
         "prefix_hit_frac": _share(said.get("hit_rate")),
         "duration_s": said["ms"] / 1000 if isinstance(said.get("ms"), int | float) else None,
@@ -253,7 +254,7 @@ def _iteration_row(r: _Reading, value: Mapping[str, Any], at: Line) -> Row:
     if pool and used is not None:
         row["kv_usage_frac"] = used / pool
         inferred.append("kv_usage_frac")
-    paused = _count(said.get("paused"))
+    paused = whole(said.get("paused"))
     if paused:
         t_s = row["t_s"] if isinstance(row["t_s"], float) else None
         r.notices.append(Notice("preemption", at, t_s, rank, None, {"requests": paused}))
@@ -309,17 +310,6 @@ def _map(value: object) -> Mapping[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _count(value: object) -> int | None:
-    if (
-        isinstance(value, bool)
-        or not isinstance(value, int | float)
-        or value != value
-        or value < 0
-    ):
-        return None
-    return round(value)
-
-
 def _share(value: object) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 10:
         return None
@@ -328,6 +318,8 @@ def _share(value: object) -> float | None:
 
 def _most(values: object) -> float | None:
     numbers = (
-        [v for v in values if isinstance(v, int | float)] if isinstance(values, list) else []
+        [v for v in values if isinstance(v, int | float) and is_meant(v)]
+        if isinstance(values, list)
+        else []
     )
     return float(max(numbers)) if numbers else None

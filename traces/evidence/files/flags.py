@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from traces.evidence.evidence import Value
+from traces.evidence.meant import is_meant
 
 _NUMBER = re.compile(
     r"^[~≈<>=]*\s*(\d[\d,_]*(?:\.\d+)?)\s*(k|K|ki|Ki|m|M|Mi|B|[kKMGT]i?B?|bytes)?(?:\s*tokens?)?$"
@@ -28,6 +29,8 @@ def read_count(text: str) -> int | None:
     if m is None:
         return None
     value = float(m[1].replace(",", "").replace("_", ""))
+    if not is_meant(value):
+        return None
     suffix = m[2] or ""
     if suffix in ("K", "Ki", "ki", "Mi"):
         value *= _TIMES_1024[suffix[0].lower()]
@@ -44,6 +47,8 @@ def read_bytes(text: str) -> int | None:
     if m is None:
         return None
     value = float(m[1].replace(",", "").replace("_", ""))
+    if not is_meant(value):
+        return None
     suffix = (m[2] or "").strip()
     if not suffix or suffix in ("B", "bytes"):
         return round(value)
@@ -58,6 +63,8 @@ def read_number(text: str) -> float | None:
     try:
         value = float(text.rstrip("%"))
     except ValueError:
+        return None
+    if not is_meant(value):
         return None
     return value / 100 if percent else value
 

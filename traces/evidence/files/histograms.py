@@ -10,6 +10,7 @@ import math
 from dataclasses import dataclass, field
 
 from traces.evidence.evidence import FACTS, Fact, Line
+from traces.evidence.meant import is_meant
 
 QUANTILES = (("p50", 0.5), ("p90", 0.9), ("p95", 0.95), ("p99", 0.99))
 
@@ -56,13 +57,14 @@ class Histogram:
                 self.first = self.last
             self.last = _State()
         self._scrape = scrape
-        if not math.isfinite(value):
+        if not is_meant(value):
             return
         try:
             le = float(bound) if part == "_bucket" and bound is not None else None
         except ValueError:
             return
-        self.last.values[part, le, series] = value
+        if le is None or le == le:
+            self.last.values[part, le, series] = value
 
 
 def histogram_facts(what: str, histogram: Histogram, rank: int | None) -> list[Fact]:

@@ -7,6 +7,7 @@ may begin with a log prefix. JSON lines are streamed; a list or a pretty-printed
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,7 +15,15 @@ from typing import Any
 from traces.evidence.source import Source
 
 MAX_JSON_LINE = 1 << 26
-_DECODER = json.JSONDecoder()
+
+
+def _finite(text: str) -> float | None:
+    value = float(text)
+    return value if math.isfinite(value) else None
+
+
+# NaN, Infinity and 1e999 are no numbers: they are read as null
+_DECODER = json.JSONDecoder(parse_float=_finite, parse_constant=lambda _: None)
 
 
 @dataclass
@@ -41,7 +50,7 @@ class JsonReading:
                     self._skip(line)
                 continue
             try:
-                yield number, json.loads(line[brace:])
+                yield number, _DECODER.decode(line[brace:])
             except (ValueError, RecursionError):
                 try:
                     yield number, _DECODER.raw_decode(line, brace)[0]
@@ -82,7 +91,7 @@ def _one_a_line(head: str) -> bool:
     """Whether the first line is a whole value (of a list: and others follow), or an object too long to tell."""
     first, _, rest = head.lstrip().partition("\n")
     try:
-        json.loads(first)
+        _DECODER.decode(first)
     except (ValueError, RecursionError):
         return not rest and len(head) > 60_000 and first[:1] == "{"
     return first[:1] == "{" or bool(rest.strip())

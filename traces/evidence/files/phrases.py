@@ -81,6 +81,8 @@ _KV_SIZE = re.compile(
     r"\bKV(?: cache)?(?: pool| memory| size)?[^\d,;.]{0,12}(\d+(?:\.\d+)?)\s?(GB|GiB)\b",
     re.IGNORECASE,
 )
+# what nobody says, and what patterns of numbers would try again from each of its characters
+_ENDLESS = re.compile(r"[\d,_.]{25,}|\s{25,}|\w{200,}")
 _KV_TYPE = re.compile(r"\b(fp8(?:_e\dm\d)?|int8|fp4|nvfp4)[ -]KV\b", re.IGNORECASE)
 _IDLE = re.compile(
     r"(?:\b(?:device|gpu|npu|sm)[ -]+(?:utili[sz]ation|usage|use|util|load)\b|利用率)[^,;.\d]{0,20}(?<![\d.])0(?:\.0)?\s?%",
@@ -95,6 +97,7 @@ _SETTING = re.compile(
 
 def find_phrases(text: str) -> Iterator[Phrase]:
     """The statements of a line."""
+    text = _ENDLESS.sub(" ; ", text)
     if not any(c.isdigit() for c in text):
         return
     if _IDLE.search(text):

@@ -8,11 +8,11 @@ tokens either. V0 has no null block and names num_cpu_blocks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 from traces.evidence.evidence import Fact, Line, Value
+from traces.evidence.meant import is_meant
 
 
 def pool_facts(
@@ -104,7 +104,7 @@ def _number(text: str | None) -> int | float | None:
         value = float(text or "")
     except ValueError:
         return None
-    if not math.isfinite(value):
+    if not is_meant(value):
         return None
     return int(value) if value == int(value) else value
 

@@ -20,6 +20,7 @@ from traces.evidence.files.jsons import JsonReading, first_value
 from traces.evidence.files.names import Named, Use, look_up
 from traces.evidence.files.series import Scrapes, Series
 from traces.evidence.files.stamps import unix_text
+from traces.evidence.meant import is_meant
 from traces.evidence.source import Source
 
 _METRIC = re.compile(r"[a-zA-Z_:][\w:]*")
@@ -153,6 +154,9 @@ def _read_series(r: _Reading, series: Mapping[str, Any], query: str, number: int
         try:
             time, value = float(point[0]), float(point[1])
         except (TypeError, ValueError, IndexError):
+            r.unread += 1
+            continue
+        if not is_meant(time):
             r.unread += 1
             continue
         r.points.append((time, prepared, value, number))

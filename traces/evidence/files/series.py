@@ -11,6 +11,7 @@ missing there, not 0. Two servers (label instance, pod or ReplicaId) or models a
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
@@ -18,12 +19,14 @@ from traces.evidence.evidence import Fact, Line, Value
 from traces.evidence.files.histograms import Histogram, histogram_facts
 from traces.evidence.files.names import Named, Use
 from traces.evidence.files.pools import pool_facts
+from traces.evidence.meant import is_meant
 from traces.telemetry_schema import VALUE_NAMES, telemetry_table
 
 RANK_LABELS = ("dp_rank", "engine", "engine_idx", "engine_index", "attn_dp_rank")
 SERVER_LABELS = ("ReplicaId", "pod", "kubernetes_pod_name", "instance", "exported_instance")
 MODEL_LABELS = ("model_name", "model", "served_model_name")
 MAX_SCRAPES = 100_000
+_RANK = re.compile(r"[0-9]{1,6}")
 Row = dict[str, Value | list[str] | None]
 _WHOLE = {c.name for c in telemetry_table("samples").columns if str(c.type) == "int64"}
 
@@ -134,7 +137,7 @@ class Scrapes:
                     self.histograms[use.histogram, key] = histogram
                 bound = series.labels.get("le")
                 histogram.add(series.named.part, series.name, bound, value, scrape)
-            elif not math.isfinite(value):
+            elif not is_meant(value):
                 continue
             elif use.fact:
                 at = Line(self.source, number, 1, text[:400])
@@ -313,7 +316,7 @@ class Scrapes:
 
 
 def _key(labels: Mapping[str, str]) -> Key:
-    rank = next((labels[n] for n in RANK_LABELS if labels.get(n, "").isdigit()), None)
+    rank = next((labels[n] for n in RANK_LABELS if _RANK.fullmatch(labels.get(n, ""))), None)
     server = next((labels[n] for n in SERVER_LABELS if labels.get(n)), "")
     model = next((labels[n] for n in MODEL_LABELS if labels.get(n)), "")
     return Key(server, model, int(rank) if rank is not None else None)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from traces.evidence.evidence import Fact, Found, Line, Notice, SourceReport, Value
 from traces.evidence.files import notes as user_notes
 from traces.evidence.files.columns import Column, guess_column
+from traces.evidence.meant import is_meant
 from traces.evidence.source import Source
 
 _PAIR = re.compile(r"([A-Za-z#][\w#/-]*)\s*[=:]\s*(-?\d+(?:\.\d+)?%?)(?![\w.:])")
@@ -100,7 +101,9 @@ def _known(line: str) -> dict[str, float]:
     for key, value in _PAIR.findall(line):
         column = guess_column(key)
         if column is not None and column.target != "label":
-            found[column.target] = float(value.rstrip("%"))
+            number = float(value.rstrip("%"))
+            if is_meant(number):
+                found[column.target] = number
     return found
 
 

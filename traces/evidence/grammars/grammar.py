@@ -16,9 +16,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from traces.evidence.meant import is_meant
+
 Value = int | float | str | bool
 Read = Callable[[re.Match[str]], Value | None]
-MAX_INTEGER = 2.0**62
 _SCALE = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _BINARY = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
 
@@ -49,19 +50,29 @@ def integer(pattern: str, holds: str = "") -> Field:
 
     def read(m: re.Match[str]) -> int | None:
         value = float(m[1].replace(",", ""))
-        return int(value) if value < MAX_INTEGER else None
+        return int(value) if is_meant(value) else None
 
     return Field(pattern, read, holds)
 
 
 def number(pattern: str, scale: float = 1.0) -> Field:
-    """A number times scale."""
-    return Field(pattern, lambda m: float(m[1].replace(",", "")) * scale)
+    """A number times scale; None where it is absurd."""
+
+    def read(m: re.Match[str]) -> float | None:
+        value = float(m[1].replace(",", ""))
+        return value * scale if is_meant(value) else None
+
+    return Field(pattern, read)
 
 
 def percent(pattern: str) -> Field:
-    """A percentage, as a share."""
-    return Field(pattern, lambda m: round(float(m[1]) / 100, 8))
+    """A percentage, as a share; None where it is absurd."""
+
+    def read(m: re.Match[str]) -> float | None:
+        value = float(m[1])
+        return round(value / 100, 8) if is_meant(value) else None
+
+    return Field(pattern, read)
 
 
 def word(pattern: str) -> Field:
@@ -90,12 +101,11 @@ def size(pattern: str, unit: str = "") -> Field:
     "GB" is taken for 10**9 only where `unit` says "GB!": engines mostly write GB and mean GiB.
     """
 
-    def read(m: re.Match[str]) -> int:
+    def read(m: re.Match[str]) -> int | None:
         said = unit or m[2]
         scale = _SCALE if said.endswith("!") else _BINARY
-        return round(
-            float(m[1].replace(",", "")) * scale[said[:1] if said[:1] in scale else ""]
-        )
+        value = float(m[1].replace(",", "")) * scale[said[:1] if said[:1] in scale else ""]
+        return round(value) if is_meant(value) else None
 
     return Field(pattern, read)
 
