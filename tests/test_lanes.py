@@ -26,8 +26,11 @@ from analyzer.lanes import (
 )
 from analyzer.lanes_picture import NOBODY, bars, skyline, strips, worth_a_look
 from analyzer.lifecycles import lifecycles
+from analyzer.look import Side
+from analyzer.request_story import events_of, numbers, preemptions_cost_s
 from analyzer.request_table import Asked, chosen, paired, rows_of
-from tests.builders import make_events, make_requests, make_steps
+from analyzer.run import Run
+from tests.builders import make_events, make_meta, make_requests, make_steps, write
 from traces.errors import SettingsError
 from traces.recording import open_recording
 
@@ -547,3 +550,43 @@ def test_without_bounds_every_finished_request_is_good() -> None:
 def test_a_bound_on_something_unknown_is_refused() -> None:
     with pytest.raises(SettingsError, match="no such bound"):
         goodput_of(frame(make_requests(A)), {"mood": 1.0}, 1.0)
+
+
+# ---- one request told ---------------------------------------------------------------------------
+
+
+def test_one_request_is_told_with_what_its_preemption_cost_in_each_run() -> None:
+    runs: dict[Side, Run] = {
+        "A": Run("a", open_recording(SAMPLES / "chat-recompute")),
+        "B": Run("b", open_recording(SAMPLES / "chat-swap")),
+    }
+    pair = paired({side: run.requests for side, run in runs.items()})
+    costs = {side: preemptions_cost_s(run, "376") for side, run in runs.items()}
+
+    number = pair.number("376")
+    assert number is not None
+    told = {row[0]: row[1:] for row in numbers(runs, pair, number, costs).rows()}
+
+    assert told["Preemptions cost"] == ("101 ms", "13.6 ms", "−87.5 ms")
+    assert told["E2E"] == ("20.8 s", "20.5 s", "−209 ms")
+    assert told["Tokens recomputed"] == ("867", "0", "−867")
+    said = events_of(runs["A"], "376")["said"].to_list()
+    assert said[0] == "arrived: prompt of 1,218 tokens"
+    assert said[2] == "preempted by recompute: for 341, 0 blocks free, 1,219 tokens, 77 blocks"
+    assert said[-1] == "finished: 79 output tokens"
+
+
+def test_costs_that_were_not_recorded_are_not_known(tmp_path: Path) -> None:
+    events = make_events(
+        [event(3, "preempt", tokens=4, mode_used="recompute"), event(5, "resume")]
+    )
+    meta = make_meta(not_recorded=["events.cost_s", "events.recompute_est_s"])
+    path = write(
+        tmp_path / "run",
+        make_steps([1] * 10),
+        events=events,
+        requests=make_requests([{"request_id": "a", **ONE}]),
+        meta=meta,
+    )
+
+    assert preemptions_cost_s(Run("a", open_recording(path)), "a") is None
