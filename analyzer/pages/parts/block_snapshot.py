@@ -42,8 +42,8 @@ def snapshot_section(shown: Shown) -> None:
         st.rerun()  # the map too
     state.write_url()
     block_state.write()
-    with guarded():
-        st.subheader("One step", anchor=False)
+    with guarded(), st.container(key="snapshot"):
+        st.header("One step", anchor=False)
         lead = shown.sides[0]
         row = _row(shown, lead)
         x = float(shown.axis.edges[lead][row])

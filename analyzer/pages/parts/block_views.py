@@ -34,6 +34,7 @@ _CSS = """<style>
 .st-key-block_map image { image-rendering: pixelated; }
 .st-key-block_pick { display: none; }
 .st-key-chosen_request p { line-height: 1.45; }
+.st-key-snapshot h2 { font-size: 1.25rem; padding: 0.4rem 0 0; }
 </style>"""
 
 
