@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
-from analyzer import browser, report_words
+from analyzer import browser, report_tables, report_words
 from analyzer.output import check_suffix, write_whole
 from analyzer.report_contents import Ask, Contents, gather
 from analyzer.report_evidence import evidence, made_with
@@ -83,11 +83,11 @@ def html(contents: Contents, *, paper: bool = False) -> str:
         as_json=as_json,
         timelines=_timelines(contents, paper),
         distributions=distribution_pictures(contents, wide if paper else None),
-        timeline_table=report_words.timeline_table(contents),
-        preempted=report_words.preempted_tables(contents),
+        timeline_table=report_tables.timeline_table(contents),
+        preempted=report_tables.preempted_tables(contents),
         words=_WORD_COLUMNS,
-        latencies=report_words.latency_table(contents),
-        figures=report_words.figures_table(contents),
+        latencies=report_tables.latency_table(contents),
+        figures=report_tables.figures_table(contents),
         limits=report_words.limits(contents),
         block_map=block_map_picture(
             contents, PAPER_PX if paper else None, PAPER_MAP_PX if paper else None
@@ -115,7 +115,7 @@ def preview(contents: Contents) -> tuple[str, str, Picture, str]:
     """The report's style sheet, its head, its timeline and what follows, for a page that draws the
     picture itself."""
     head = _render("preview_head.html", contents)
-    tables = report_words.preempted_tables(contents)
+    tables = report_tables.preempted_tables(contents)
     rest = _render("preview_rest.html", contents, preempted=tables, words=_WORD_COLUMNS)
     return _asset("report.css"), head, timeline_picture(contents), rest
 
@@ -155,7 +155,7 @@ def _render(template: str, contents: Contents, **more: Any) -> str:
             range=report_words.range_words(contents) if contents.is_part else "",
             verdict=report_words.tidy(contents.verdict),
             why=report_words.tidy(contents.why),
-            cards=report_words.cards(contents),
+            cards=report_tables.cards(contents),
             set_up=contents.set_up,
             **more,
         )

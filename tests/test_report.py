@@ -22,7 +22,8 @@ from analyzer.report import CARD_PX, CARD_SCALE, card, html, make
 from analyzer.report_contents import Ask, check_range, gather, parse_range
 from analyzer.report_evidence import evidence
 from analyzer.report_figures import as_json, light, timeline_picture
-from analyzer.report_words import cards, clip, preempted_tables, tidy
+from analyzer.report_tables import cards, preempted_tables
+from analyzer.report_words import clip, tidy
 from analyzer.run import Run
 from analyzer.vllm_defaults import changed_settings
 from tests.builders import make_meta, make_requests, make_steps, record

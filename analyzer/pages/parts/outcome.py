@@ -15,21 +15,18 @@ import polars as pl
 import streamlit as st
 
 from analyzer.compare import Comparison, compare, estimated_figures, flat_figures
+from analyzer.delta_words import say_change, say_how_judged, say_interval, say_judged
 from analyzer.figures import CONFIG, shares_below
-from analyzer.judging import TOLERANCE_FRAC
 from analyzer.latency import request_latency
-from analyzer.look import Side, Theme, seconds, three_digits
+from analyzer.look import Side, Theme, seconds
 from analyzer.pages.parts.messages import plain
 from analyzer.run import Run, run_names
 from analyzer.summary import missing_figures, summarize
 from analyzer.words import (
     label,
-    percent,
-    show,
     show_change,
     show_delta,
     show_figure,
-    show_verdict,
 )
 
 POINTS = 800  # of a curve of shares
@@ -138,7 +135,7 @@ def _card(
         f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
         f'<p class="kv-b"><span class="kv-side">B</span>{_shown(found, "B", metric, row["b"])}</p>'
         f'<p class="kv-a"><span class="kv-side">A</span>{_shown(found, "A", metric, row["a"])}</p>'
-        f'<p class="kv-change kv-{tone}">{html.escape(_change(row))}</p>'
+        f'<p class="kv-change kv-{tone}">{html.escape(say_change(row))}</p>'
         f"{_third_line(third, third_row)}</article>"
     )
 
@@ -151,23 +148,8 @@ def _third_line(found: Comparison | None, row: dict[str, Any] | None) -> str:
     tone = {"better": "good", "worse": "bad"}.get(row["verdict"] or "", "even")
     return (
         f'<p class="kv-a"><span class="kv-side">C</span>{value} '
-        f'<span class="kv-change kv-{tone}">{html.escape(_change(row))}</span></p>'
+        f'<span class="kv-change kv-{tone}">{html.escape(say_change(row))}</span></p>'
     )
-
-
-def _change(row: dict[str, Any]) -> str:
-    """'▼ 10.0 % better', 'no difference'; in points where the figure is a share."""
-    delta, word = row["delta"], show_verdict(row["verdict"], row["reason"])
-    if delta is None:
-        return "not comparable"
-    if word == "no difference" or not delta:
-        return "no difference"
-    arrow = "▲" if delta > 0 else "▼"
-    if row["metric"].endswith("_frac"):
-        return f"{arrow} {three_digits(abs(delta) * 100)} points {word}".strip()
-    if row["delta_frac"] is None:
-        return f"{arrow} from 0 {word}".strip()
-    return f"{arrow} {percent(abs(row['delta_frac']))} {word}".strip()
 
 
 def delta_section(found: Comparison, third: Comparison | None = None) -> None:
@@ -185,8 +167,8 @@ def delta_section(found: Comparison, third: Comparison | None = None) -> None:
                 show_change(f, coarse=v not in ("better", "worse"))
                 for f, v in zip(rows["delta_frac"], rows["verdict"], strict=True)
             ],
-            "95 % interval of B − A": [_interval(r) for r in rows.iter_rows(named=True)],
-            "B is": [_judged(r) for r in rows.iter_rows(named=True)],
+            "95 % interval of B − A": [say_interval(r) for r in rows.iter_rows(named=True)],
+            "B is": [say_judged(r) for r in rows.iter_rows(named=True)],
         }
     )
     if third is not None:
@@ -196,7 +178,7 @@ def delta_section(found: Comparison, third: Comparison | None = None) -> None:
             pl.Series(
                 "C", [_shown(third, "B", r["metric"], r["b"]) if r else "" for r in theirs]
             ),
-            pl.Series("C is", [_judged(r) if r else "" for r in theirs]),
+            pl.Series("C is", [say_judged(r) if r else "" for r in theirs]),
         )
     st.dataframe(
         shown,
@@ -212,37 +194,12 @@ def delta_section(found: Comparison, third: Comparison | None = None) -> None:
         },
         alt="Figures of run A and run B with their differences",
     )
-    st.caption(_how_judged(found))
-
-
-def _how_judged(found: Comparison) -> str:
-    """What the intervals hold, and from what difference on there is a verdict."""
-    rules = found.rules
-    unknown = "of run-to-run noise" if rules.noise_frac else "of the model's error"
-    wider = f", widened by {percent(rules.noise_frac)} of A," if rules.noise_frac else ""
-    return (
-        f"Intervals: paired block bootstrap over requests; they say what another draw of such requests could have given, and nothing {unknown}. "
-        f"No difference: the interval{wider} holds zero, or times differ by less than {percent(rules.time_frac)}, other figures by less than {percent(TOLERANCE_FRAC)}."
-    )
-
-
-def _judged(row: dict[str, Any]) -> str:
-    """'▼ better': the arrow says where the figure went, the word what that means."""
-    word = show_verdict(row["verdict"], row["reason"])
-    if not row["delta"] or not row["verdict"] or word == "no difference":
-        return word
-    return f"{'▲' if row['delta'] > 0 else '▼'} {word}"
+    st.caption(say_how_judged(found.rules))
 
 
 def _column(found: Comparison, side: Side, values: pl.Series) -> list[str]:
     metrics = found.table["metric"]
     return [_shown(found, side, m, v) for m, v in zip(metrics, values, strict=True)]
-
-
-def _interval(row: dict[str, Any]) -> str:
-    if row["low"] is None:
-        return ""
-    return f"{show(row['metric'], row['low'])} to {show(row['metric'], row['high'])}"
 
 
 def ttft_section(runs: Mapping[Side, Run], theme: Theme) -> None:
