@@ -37,11 +37,12 @@ def find_hybrid(q: Quantities) -> Finding | None:
     if held.tokens < 1.5 * most or q.main is None:
         return None
     extra = held.tokens - most
+    doubt = "" if most == limit else ", unless requests are longer than that"
     return Finding(
         "HYBRID_OVERHEAD",
         "medium",
         f"Each running request takes {held.tokens:,.0f} tokens of the pool although it has at most {most:,.0f}: "
-        f"{extra:,.0f} are state or alignment.",
+        f"{extra:,.0f} are state or alignment{doubt}.",
         (
             Proof(
                 f"{percent(held.usage)} of {pool.tokens:,} tokens over {held.running} running",

@@ -58,12 +58,7 @@ def find_thrash(q: Quantities) -> Finding | None:
         proofs,
         _thrash_steps(q, running),
         (
-            f"--max-num-seqs {max(running - 1, 1)}: it only moves the wall to "
-            + (
-                f"{q.pool.tokens // max(running - 1, 1):,} tokens a request"
-                if q.pool.tokens
-                else "later"
-            ),
+            *_one_fewer(q, running),
             "reading 'no preemption text' as no preemption: V1 prints none",
         ),
         (
@@ -114,11 +109,20 @@ def _known_thrash(q: Quantities) -> Finding | None:
     )
 
 
+def _one_fewer(q: Quantities, running: int) -> tuple[str, ...]:
+    """That one fewer is no cure, unless that many fit to their end."""
+    n = max(running - 1, 1)
+    if q.fits.value and n <= q.fits.value and not q.fits.by_held:
+        return ()
+    where = f"to {q.pool.tokens // n:,} tokens a request" if q.pool.tokens else "off"
+    return (f"--max-num-seqs {n}: it only moves the wall {where}",)
+
+
 def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
     version = q.word("version")
     gate = Step(
-        "update vLLM: newer versions admit a request only when its whole sequence fits (--scheduler-reserve-full-isl, on "
-        "unless it is turned off)",
+        "admit a request only when its whole sequence fits: update vLLM (newer versions have --scheduler-reserve-full-isl, "
+        "on unless it is turned off)",
         f"{max(running - 1, 1)} running and 1 waiting on the same pool, and one preemption instead of a cycle"
         + (f"; {version} runs now" if version else ""),
         {"running": max(running - 1, 1)},

@@ -35,10 +35,10 @@ def series_section(reading: Reading, index: int) -> None:
     with guarded():
         ranks = _rank_choice(part)
         drawing = draw_series(part.quantities, part.diagnosis, ranks)
-        if drawing is None or not drawing.panels:
-            st.caption(
-                "No samples over time are in this evidence, so there is nothing to draw."
-            )
+        alone = [len(s) for s in part.quantities.ranks] == [1]
+        if drawing is None or not drawing.panels or alone:
+            few = "One sample is" if alone else "No samples over time are"
+            st.caption(f"{few} in this evidence, so there is nothing to draw.")
             _proofs(reading, index)
             return
         left, right = st.columns([3, 2], gap="medium")
