@@ -54,13 +54,14 @@ def distribution(
             "size": 12,
         },
         "height": HEIGHT_PX,
-        "margin": {"l": 58, "r": 14, "t": 30, "b": 44, "pad": 0},
+        "margin": {"l": 58, "r": 40, "t": 30, "b": 44, "pad": 0},
         "hovermode": "closest",
         "dragmode": False,
         "legend": {"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top", "itemclick": False, "itemdoubleclick": False},
         "xaxis": {
             **axis,
             "type": "log",
+            "range": _x_range(curves, low),
             "dtick": 1,
             "minor": {"dtick": "D1", "showgrid": False, "ticks": "outside", "ticklen": 3, "tickcolor": theme.grid},
             "tickformat": ".1~s",
@@ -90,6 +91,13 @@ def _lowest(curves: Mapping[Side, Curve]) -> float:
     """Where values of zero are drawn: a little left of the least other one."""
     least = [float(c.x_s[c.x_s > 0].min()) for c in curves.values() if (c.x_s > 0).any()]
     return min(least, default=1e-3) / 2
+
+
+def _x_range(curves: Mapping[Side, Curve], low: float) -> list[float]:
+    """Powers of ten from the least to the greatest value, with room at the right for its label."""
+    most = max((float(c.x_s[-1]) for c in curves.values() if c.num), default=low * 10)
+    start, end = float(np.log10(low)), float(np.log10(max(most, low * 2)))
+    return [start, end + 0.15 * (end - start)]
 
 
 def _height(share: np.ndarray, is_tail: bool) -> np.ndarray:

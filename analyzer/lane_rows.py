@@ -140,9 +140,7 @@ def _strip_note(strips: Strips) -> str:
         return "no request in this time"
     if most <= 1:
         return f"{num:,} requests by arrival, one a lane"
-    return (
-        f"{num:,} requests by arrival, {most:,} a strip: its height divides into their phases"
-    )
+    return f"{num:,} requests by arrival, {most:,} a strip"
 
 
 @dataclass

@@ -147,6 +147,7 @@ def test_one_cursor_runs_through_all_rows_and_a_click_chooses_the_request(
         f"() => /lasted/.test(({HOVER})())",
         timeout=WAIT_MS,
     )
+    page.page.wait_for_timeout(1500)  # a busy browser is still where the mouse was before
     told = str(page.page.evaluate(HOVER))
     spike = page.page.locator(".st-key-lanes .spikeline").first.bounding_box()
     page.page.mouse.click(*at)
