@@ -53,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _diagnose(arguments: argparse.Namespace) -> Diagnosis:
     from analyzer.diagnosis import diagnose
     from traces.evidence.reading import read_evidence
+    from traces.paths import FOLDER, path_kind
 
     pasted = sys.stdin.read() if arguments.paste == "-" else arguments.paste
     if not arguments.files and pasted is None:
@@ -60,7 +61,8 @@ def _diagnose(arguments: argparse.Namespace) -> Diagnosis:
             "diagnose needs a file or a paste: python -m analyzer diagnose server.log, or "
             "pbpaste | python -m analyzer diagnose --paste -"
         )
-    if len(arguments.files) == 1 and pasted is None and Path(arguments.files[0]).is_dir():
+    one = len(arguments.files) == 1 and pasted is None
+    if one and path_kind(Path(arguments.files[0]))[0] == FOLDER:
         from analyzer.diagnosis.recording import diagnose_folder
 
         return diagnose_folder(arguments.files[0])

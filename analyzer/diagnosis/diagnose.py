@@ -25,6 +25,7 @@ from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule
 from analyzer.diagnosis.rules import RULES
 from analyzer.diagnosis.traps import find_traps
+from analyzer.diagnosis.wording import worded
 from traces.evidence.evidence import Evidence
 
 
@@ -32,8 +33,8 @@ def diagnose(evidence: Evidence, rules: Sequence[Rule] = RULES) -> Diagnosis:
     """The diagnosis of one set of evidence. Raises nothing for thin evidence: that is a verdict too."""
     parts = split_parts(evidence)
     if len(parts) == 1:
-        return _diagnose_one(parts[0], rules)
-    return _join(evidence, [_diagnose_one(part, rules) for part in parts])
+        return worded(_diagnose_one(parts[0], rules))
+    return worded(_join(evidence, [_diagnose_one(part, rules) for part in parts]))
 
 
 def _diagnose_one(evidence: Evidence, rules: Sequence[Rule]) -> Diagnosis:

@@ -428,6 +428,9 @@ def _by_iterations(ranks: Sequence[Series], pool: Pool) -> Preemptions | None:
             dark += 1  # who left between two lines, and why, is not seen
         if not u[before] >= 1 - room or not u[now] < u[before]:
             continue
+        if not np.isfinite(gone):  # one of both lines does not say how many ran
+            dark += 1
+            continue
         if gone < 1:
             unseen += bool(context[now] > context[before])  # who comes may hide who goes
             continue

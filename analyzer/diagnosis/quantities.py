@@ -180,7 +180,9 @@ class Quantities:
 
     @cached_property
     def imbalance(self) -> Imbalance | None:
-        models = {f.value for f in self.evidence.facts if f.name == "model" and f.rank is not None}
+        models = {
+            f.value for f in self.evidence.facts if f.name == "model" and f.rank is not None
+        }
         if len(models) > 1:
             return None  # what runs for one model cannot run for another
         return find_imbalance([s for s in self.ranks if s.rank is not None], self.pool)
@@ -205,7 +207,9 @@ class Quantities:
         first, p = self.preemptions.first_s, self.preemptions
         if first is not None and p.kind == KNOWN:
             earlier = np.flatnonzero(series.t_s < first)
-            late = not p.logged and not series.per_step  # a counter tells of a victim when it is back
+            late = (
+                not p.logged and not series.per_step
+            )  # a counter tells of a victim when it is back
             if late and self.full_sample is not None and len(earlier):
                 return min(int(earlier[-1]), self.full_sample)
             return int(earlier[-1]) if len(earlier) else None

@@ -39,6 +39,10 @@ def diagnose_folder(path: str | Path) -> Diagnosis:
     from traces.telemetry import open_telemetry
 
     path, kind = what_is(path)
+    if kind == FLEET and not any(Path(path).iterdir()):
+        raise SettingsError(
+            f"{Path(path).name} is an empty folder. Give a log, metrics, a table, or the folder of a recording."
+        )
     if kind == FLEET:
         raise SettingsError(
             f"{Path(path).name} holds several ranks: diagnose the folder of one of them"

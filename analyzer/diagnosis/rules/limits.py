@@ -254,7 +254,7 @@ def find_head_of_line(q: Quantities) -> Finding | None:
                 {"would_fit": behind},
             ),
             Step(
-                "--max-model-len at what fits beside the others, or a scheduler that lets short ones pass",
+                "a lower --max-model-len, at what fits beside the others, or a scheduler that lets short ones pass",
                 "the head no longer blocks",
             ),
         ),

@@ -60,6 +60,12 @@ def would_fit(q: Quantities) -> str | None:
     return None
 
 
+_SECOND_SAMPLE = Missing(
+    "whether the engine takes steps",
+    "a second scrape or line half a minute later: vllm:iteration_tokens_total_count that rises says that it does",
+)
+
+
 def find_starved(q: Quantities) -> Finding | None:
     """Requests wait, none runs, and the pool is empty."""
     still, series = q.starved, q.main
@@ -147,10 +153,14 @@ def find_starved(q: Quantities) -> Finding | None:
         "--no-scheduler-reserve-full-isl, for hybrid models only",
         "admits by real use; the printed size of a hybrid model counts too much",
     )
+    seen_long = bool(servable and asked and asked > servable)
+    once = still.num == 1 and not seen_long and not q.preemptions.some
+    if once:
+        text += "; one sample shows it, so an engine that stands still is as likely"
     return Finding(
         "OVERSIZE_REQUEST",
-        "high",
-        f"The head of the queue can never run here: {text}.",
+        "medium" if once else "high",
+        f"The head of the queue {'does not' if once else 'can never'} run here: {text}.",
         tuple(proofs),
         (*present(first), *steps, *((gate,) if q.is_v1 and not q.has("steps") else ())),
         (
@@ -158,9 +168,9 @@ def find_starved(q: Quantities) -> Finding | None:
             "max_num_seqs: nothing runs",
         ),
         ()
-        if servable and asked and asked > servable
+        if seen_long
         else ("that the head of the queue is too long: nothing runs in an empty pool",),
-        _what_was_asked(servable, asked),
+        (*((_SECOND_SAMPLE,) if once else ()), *_what_was_asked(servable, asked)),
         facts,
     )
 
@@ -201,7 +211,8 @@ def _least_blocks(q: Quantities, tokens: int) -> int | None:
 def _limit_step(servable: int | None) -> Step | None:
     if servable is None:
         return Step(
-            "--max-model-len at most the pool's tokens", "too long a request is refused at once"
+            "a --max-model-len of at most the pool's tokens",
+            "too long a request is refused at once",
         )
     return Step(
         f"--max-model-len {servable}",
@@ -352,8 +363,8 @@ def find_unstartable(q: Quantities) -> Finding | None:
             )
         )
     if q.is_v0:
-        first = "turn chunked prefill on (a bounded profile run), where it is off"
-        why = "the profile run of a long prompt takes its activation memory from the pool"
+        first = "--enable-chunked-prefill, where it is off"
+        why = "the profile run at start is short then; that of a long prompt takes its activation memory from the pool"
         steps.insert(0, Step(first, why))
     return Finding(
         "OVERSIZE_REQUEST",

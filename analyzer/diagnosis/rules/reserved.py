@@ -24,6 +24,10 @@ BY_DEFAULT = (
 
 
 MOST_USED = 0.75  # above it the pool is used rather than reserved
+LIMIT_MISSING = Missing(
+    "the limit on running requests",
+    "max_num_seqs or max_running_requests of the start-up lines",
+)
 RESERVING = ("tensorrt-llm", "triton", "tgi", "sglang", "lmdeploy")
 
 
@@ -66,6 +70,11 @@ def find_reservation(q: Quantities) -> Finding | None:
     if limit and (stated or q.engine not in BY_DEFAULT):
         return None
     each, blocks = reserved_blocks(q), q.pool.usable_blocks
+    # Running that stands still may as well be at a limit that nobody states
+    told = (
+        bool(each or limit or q.number("max_num_seqs") or _no_evict(q))
+        or q.engine in BY_DEFAULT
+    )
     if each and blocks and each * (queue.most_running + 1) <= blocks:
         return None
     if not each and not _no_evict(q) and q.preemptions.some:
@@ -111,7 +120,8 @@ def find_reservation(q: Quantities) -> Finding | None:
                 "less is set aside, more run",
             ),
         )
-        missing = (
+        missing = () if told else (LIMIT_MISSING,)
+        missing += (
             Missing(
                 "max_tokens of the requests, so what is reserved",
                 "prompt and max_tokens of a request, and the capacity policy",
@@ -119,7 +129,7 @@ def find_reservation(q: Quantities) -> Finding | None:
         )
     return Finding(
         "RESERVATION_BLOCKED",
-        "high" if queue.waiting > queue.most_running else "medium",
+        "high" if queue.waiting > queue.most_running and told else "medium",
         f"Blocks are reserved, not used: {text}.",
         tuple(proofs),
         (*steps, _other_policy(q)),
