@@ -35,6 +35,7 @@ class Theme:
     chosen_text: str
     good_text: str
     bad_text: str
+    on_primary: str
 
     def side(self, side: Side | None) -> str:
         return {"A": self.a, "B": self.b, "C": self.c}.get(side or "", self.grey)
@@ -67,6 +68,7 @@ LIGHT = Theme(
     chosen_text="#005a8e",
     good_text="#00704f",
     bad_text="#b04700",
+    on_primary="#ffffff",
 )
 DARK = Theme(
     template="plotly_dark",
@@ -85,6 +87,7 @@ DARK = Theme(
     chosen_text="#8ecbf0",
     good_text="#2DC08D",
     bad_text="#F28B5B",
+    on_primary="#0b1c28",
 )
 
 

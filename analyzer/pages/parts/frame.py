@@ -24,6 +24,7 @@ _CSS = """
 [data-testid="stCaptionContainer"] {{ opacity: 1 !important; }}
 [data-testid="stCaptionContainer"], [data-testid="stCaptionContainer"] * {{ color: {muted} !important; }}
 [data-testid="stButtonGroup"] button[aria-checked="true"] p, [data-testid="stButtonGroup"] button[aria-pressed="true"] p {{ color: {chosen}; }}
+button[data-testid^="stBaseButton-primary"], button[data-testid^="stBaseButton-primary"] * {{ color: {on_primary}; }}
 .kv-cards {{ display: grid; gap: 0.6rem; grid-template-columns: repeat(auto-fit, minmax(132px, 1fr)); }}
 .kv-card {{ border: 1px solid {grid}; border-radius: 0.5rem; padding: 0.5rem 0.7rem; color: {text}; }}
 .kv-card h2 {{ margin: 0; padding: 0; font-size: 0.82rem; font-weight: 400; color: {muted}; white-space: nowrap; }}
@@ -73,6 +74,7 @@ def style(theme: Theme) -> None:
             text=theme.text,
             muted=theme.muted,
             chosen=theme.chosen_text,
+            on_primary=theme.on_primary,
             good=theme.good_text,
             bad=theme.bad_text,
         )
