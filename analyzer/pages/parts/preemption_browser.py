@@ -203,7 +203,7 @@ def _list(every: Listed, rows: np.ndarray, at: int, runs: Mapping[Side, Run]) ->
     st.dataframe(
         _shown(page, list(runs)),
         key=ROWS,
-        on_select=partial(_picked, every, rows, nth),
+        on_select=partial(_picked, every, rows, nth, place),
         selection_mode="single-row",
         hide_index=True,
         height=LIST_PX,
@@ -238,9 +238,13 @@ def _turn(key: str) -> None:
     st.session_state[PAGE] = st.session_state[key]
 
 
-def _picked(every: Listed, rows: np.ndarray, nth: int) -> None:
+def _picked(every: Listed, rows: np.ndarray, nth: int, marked: int | None) -> None:
+    """Choose the row that was pressed. A browser reports the row that is marked, too, when another
+    widget is used: that is no choice."""
     chosen = st.session_state[ROWS].selection.rows
-    place = (nth - 1) * PAGE_ROWS + chosen[0] if chosen else len(rows)
+    if not chosen or chosen[0] == marked:
+        return
+    place = (nth - 1) * PAGE_ROWS + chosen[0]
     if place < len(rows):
         _choose(every, rows, place)
 
