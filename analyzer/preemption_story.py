@@ -296,21 +296,21 @@ class _Teller:
 
     def _num_others(self) -> int | None:
         """Most other requests that ran in any of the steps that this preemption lengthened."""
-        steps = self.run.steps
+        steps = self.run.steps.lazy()
+        back = self.row["resume_step"]
         if self.mode == "swap":
-            ends = [s for s in (self.row["step"], self.row["resume_step"]) if s is not None]
-            part = steps.lazy().filter(pl.col("step").is_in(ends) & (pl.col("stall_s") > 0))
+            ends = [s for s in (self.row["step"], back) if s is not None]
+            part = steps.filter(pl.col("step").is_in(ends) & (pl.col("stall_s") > 0))
+            own = (
+                (pl.col("step") == back) if back is not None else pl.lit(False)
+            )  # it runs there
         elif self.row["again_first_step"] is None:
             return None
         else:
-            part = steps.lazy().filter(
-                pl.col("step").is_between(
-                    self.row["again_first_step"], self.row["again_last_step"]
-                )
-            )
-        most = part.select(pl.col("num_running").max()).collect().item()
-        own = self.row["step"] if self.mode == "swap" else None  # the victim has left that step
-        return None if most is None else max(int(most) - (0 if own is not None else 1), 1)
+            first, last = self.row["again_first_step"], self.row["again_last_step"]
+            part, own = steps.filter(pl.col("step").is_between(first, last)), pl.lit(True)
+        most = part.select((pl.col("num_running") - own.cast(pl.Int32)).max()).collect().item()
+        return None if most is None else max(int(most), 1)
 
 
 def _token_s(run: Run) -> float | None:

@@ -131,6 +131,12 @@ CONDITION = (
 )
 
 
+CONDITION_IN_SHORT = (
+    "Estimated for the same victims at the same moments, each alone, with room on the host. Another mode would also "
+    "change who is evicted next: for that, compare the runs."
+)
+
+
 def say_trust(found: Otherwise, others: Mapping[Side, tuple[Otherwise, ...]]) -> str:
     """How far the estimates of the other mode are to be trusted: how those of the mode used came out,
     and what another run that used the other mode paid. '' where neither is known."""

@@ -277,11 +277,11 @@ def _columns() -> dict[str, Any]:
     )
     return {
         "side": text("Run", width=48),
-        "time": number("Time (s)", format="%.2f", width=76),
+        "time": number("Time (s)", format="%.2f", width=72),
         "victim": text("Victim", width=72, help="The request that lost its blocks."),
-        "why": text("Needed by", width=84, help="The request whose need of a block evicted it."),
-        "cost": number("Cost (ms)", format="%.2f", width=80, help="Direct cost: what the mode used cost alone."),
-        "away": number("Away (s)", format="%.3f", width=78, help="Until it ran again."),
+        "why": text("Needed by", width=80, help="The request whose need of a block evicted it."),
+        "cost": number("Cost (ms)", format="%.2f", width=78, help="Direct cost: what the mode used cost alone."),
+        "away": number("Away (s)", format="%.3f", width=74, help="Until it ran again."),
         "mode": text("Mode", width=92),
         "again": number("Recomputed", width=98, help="Tokens computed again."),
         "blocks": number("Blocks", width=70, help="Blocks freed or moved."),

@@ -21,6 +21,7 @@ from analyzer.preemption_over_time import as_table, rows_over_time
 from analyzer.preemption_story import how_known
 from analyzer.preemption_totals import (
     CONDITION,
+    CONDITION_IN_SHORT,
     Otherwise,
     Sums,
     by_mode,
@@ -59,7 +60,7 @@ def summary_section(key: str, runs: Mapping[Side, Run]) -> None:
     with st.container(key="verdict"):
         st.markdown("  \n".join(lines))
         if any(other.values()):
-            st.caption(CONDITION)
+            st.caption(CONDITION_IN_SHORT)
 
 
 def _sentence(
