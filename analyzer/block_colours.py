@@ -42,7 +42,7 @@ def palette(theme: Theme) -> list[str]:
         colours[_AGES + i] = age_colour(i, theme)
     colours[_LIT] = theme.text
     pale = {int(s) for s in CellState if s < CellState.PREFILL} | {NOT_THERE}
-    dimmed = [c if i in pale else _mixed(c, theme.ground, 0.84) for i, c in enumerate(colours)]
+    dimmed = [_mixed(c, theme.ground, 0.5 if i in pale else 0.8) for i, c in enumerate(colours)]
     return colours + dimmed
 
 

@@ -324,7 +324,7 @@ def _draw_rows(
 ) -> None:
     canvas.title(
         "Scatter: copies per request",
-        "neighbours together · dotted: if sorted by address",
+        "dotted: if sorted by address",
         theme,
     )
     marks: list[Mark] = []
