@@ -169,6 +169,15 @@ def test_two_files_by_path_are_read_as_one_server(tmp_path: Path) -> None:
     assert "90 % sure" in text_of(app)
 
 
+def test_of_several_servers_the_heading_names_the_one_that_is_shown(tmp_path: Path) -> None:
+    (tmp_path / "one.log").write_text(SLOTS)
+    (tmp_path / "two.log").write_text(SLOTS.replace("400,000", "900,000"))
+
+    app = give(open_page(), path=str(tmp_path / "*.log"))
+
+    assert [e.value.replace("\\", "") for e in app.title] == ["Diagnosis of one.log"]
+
+
 def test_a_packed_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "server.log.gz"
     path.write_bytes(gzip.compress(SLOTS.encode()))

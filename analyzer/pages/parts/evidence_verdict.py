@@ -91,7 +91,8 @@ def _count(num: float | None) -> str:
 
 def heading(reading: Reading, found: Diagnosis, evidence: Evidence) -> None:
     """What was read, and its set-up in one line."""
-    page_title(f"Diagnosis of {_short(reading.evidence.label)}")
+    shown = evidence if len(reading.parts) > 1 else reading.evidence
+    page_title(f"Diagnosis of {_short(shown.label)}")
     facts = found.facts
     parts = [
         " ".join(str(v) for v in (facts.get("engine"), facts.get("version")) if v) or "engine unknown",
