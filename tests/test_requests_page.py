@@ -274,3 +274,40 @@ def test_a_run_without_requests_says_so(store: Store, tmp_path: Path) -> None:
     assert not app.exception
     assert "no request" in titles(figures(app)[0])
     assert "There is no request in these runs" in text_of(app)
+
+
+def test_a_run_alone_has_no_difference_and_no_choice_of_runs(
+    store: Store, tmp_path: Path
+) -> None:
+    path = write_run(tmp_path, "recompute", 9.0, ("one", "two"))
+
+    app = show(source="Recordings", a=f"file:{store.link(path).id}")
+
+    assert not app.exception
+    assert not app.error
+    assert "A · recompute" in titles(figures(app)[0])
+    assert [c for c in app.dataframe[-1].value.columns if "−" in c] == []
+    assert not [e for e in app.get("segmented_control") if e.label == "Runs"]
+
+
+def test_a_third_run_has_lanes_columns_and_a_curve_of_its_own(
+    store: Store, tmp_path: Path
+) -> None:
+    names = ("one", "two")
+    paths = [
+        write_run(tmp_path / "x", "recompute", 9.0, names),
+        write_run(tmp_path / "x", "swap", 8.0, names),
+        write_run(tmp_path / "y", "recompute", 7.0, ("two", "three")),
+    ]
+    a, b, c = (f"file:{store.link(p).id}" for p in paths)
+
+    app = show(source="Recordings", a=a, b=b, c=c, request="one")
+
+    assert not app.exception
+    assert not app.error
+    assert "C · " in titles(figures(app)[0])
+    table = app.dataframe[-1].value
+    assert sorted(table["request"]) == ["one", "three", "two"]
+    assert "e2e_s · C − A" in table.columns
+    assert app.dataframe[0].value["C"][0] == "not in this run"
+    assert len([d for d in figures(app)[-1]["data"] if d.get("name")]) == 3

@@ -63,17 +63,17 @@ _HEADING = '<h2 style="position:absolute;width:1px;height:1px;overflow:hidden;cl
 Range = tuple[float, float]
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
+@st.cache_resource(max_entries=8, show_spinner=False)
 def _strips(ref: str, stamp: str, shown: Range, _lanes: Lanes) -> Strips:
     return strips(_lanes, shown)
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
+@st.cache_resource(max_entries=8, show_spinner=False)
 def _skyline(ref: str, stamp: str, shown: Range, top_s: float | None, _lanes: Lanes) -> Skyline:
     return skyline(_lanes, shown, top_s=top_s)
 
 
-@st.cache_resource(max_entries=24, show_spinner=False)
+@st.cache_resource(max_entries=8, show_spinner=False)
 def _picked(
     key: str,
     sides: tuple[Side, ...],
@@ -123,8 +123,8 @@ def _clicked(pair: Paired) -> None:
     """Choose the request whose lane was clicked."""
     points = st.session_state["lanes"].selection.points
     told = points[0].get("customdata") if points else None
-    if isinstance(told, list) and told and told[-1]:
-        number = pair.number(str(told[-1]))
+    if isinstance(told, list) and told and isinstance(told[-1], str):  # else it is no request
+        number = pair.number(told[-1])
         if number is not None:
             choose(pair, number)
 
