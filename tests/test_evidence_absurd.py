@@ -116,3 +116,50 @@ def test_what_can_be_meant_is_finite_and_below_a_petabyte() -> None:
         [{"num_running": 10**20, "num_waiting": 2, "inferred": ["num_running"]}]
     )
     assert (rows, lost) == ([{"num_waiting": 2, "inferred": []}], 1)
+
+
+def test_digits_and_dots_without_sense_are_missing() -> None:
+    spoilt = v1_line(1).replace("usage: 51.1%", "usage: 51...06%").replace("700.", "7.0.0.")
+
+    evidence = told("\n".join([v1_line(0), spoilt, v1_line(2)]))
+
+    assert evidence.telemetry is not None
+    assert evidence.telemetry.samples.height >= 2
+
+
+def test_a_usage_of_sglang_without_sense_is_missing() -> None:
+    line = "[2025-10-01 00:00:{:02}] Decode batch, #running-req: 3, #token: 40, token usage: {}, #queue-req: 0"
+
+    evidence = told(
+        "\n".join(line.format(5 * i, u) for i, u in enumerate(["0.20", "0..2.1", "."]))
+    )
+
+    assert evidence.telemetry is not None
+    assert evidence.telemetry.samples["kv_usage_frac"].to_list() == [0.2, None, None]
+
+
+def test_one_negative_value_does_not_refuse_a_whole_trace() -> None:
+    lines = [
+        f"step={i} running=4 waiting=0 used={10 * i} free={100 - 10 * i}" for i in range(6)
+    ]
+    lines[3] = lines[3].replace("running=4", "running=-4")
+
+    evidence = told("\n".join(lines))
+
+    assert evidence.telemetry is not None
+    assert evidence.telemetry.samples["num_running"].to_list() == [4, 4, 4, None, 4, 4]
+
+
+def test_a_share_that_is_none_is_not_called_inferred() -> None:
+    lines = [
+        f'{{"iter":{i},"numActiveRequests":5,"numScheduledRequests":2,'
+        f'"kvCacheStats":{{"maxNumBlocks":{2 if i == 2 else 100},"usedNumBlocks":70}}}}'
+        for i in range(4)
+    ]
+
+    evidence = told("\n".join(lines))
+
+    assert evidence.telemetry is not None
+    samples = evidence.telemetry.samples
+    assert samples["kv_usage_frac"].to_list() == [0.7, 0.7, None, 0.7]
+    assert "kv_usage_frac" not in samples["inferred"].to_list()[2]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from traces.evidence.evidence import Fact
+from traces.evidence.grammars.grammar import number_of
 from traces.evidence.source import Source
 from traces.evidence.times import Time
 
@@ -62,20 +63,23 @@ class PoolEstimates:
     def take(self, grammar: str, text: str, sample: Mapping[str, Any]) -> None:
         """Read the counts of one sample's line, where its grammar has some."""
         if grammar == "vllm.rs-pool" and (m := _FREE.search(text)):
-            free, tokens, used = int(m[1]), int(m[2]), float(m[3]) / 100
-            least, most = 1 - used - 0.0005, 1 - used + 0.0005
-            if free and least > 0:
-                self.blocks.narrow(free / most, free / least)
-                self.block_tokens = tokens // free
-            if host := _HOST.search(text):
-                self.host_share = (float(host[1]), float(m[4]))
+            free, tokens, percent, of_host = (number_of(m[i]) for i in (1, 2, 3, 4))
+            if percent is not None and free and tokens is not None:
+                used = percent / 100
+                least, most = 1 - used - 0.0005, 1 - used + 0.0005
+                if least > 0:
+                    self.blocks.narrow(free / most, free / least)
+                    self.block_tokens = int(tokens // free)
+            host = _HOST.search(text)
+            if host and of_host and (share := number_of(host[1])) is not None:
+                self.host_share = (share, of_host)
         elif grammar in ("sglang-decode", "sglang-batch"):
             pairs = ((_USED, self.tokens), (_WINDOW, self.window), (_STATES, self.states))
             for pattern, bounds in pairs:
                 m = pattern.search(text)
-                if m and float(m[2]) >= 0.05 and int(m[1]):
-                    used, share = int(m[1]), float(m[2])
-                    bounds.narrow(used / (share + 0.005), used / (share - 0.005))
+                count, share = (number_of(m[1]), number_of(m[2])) if m else (None, None)
+                if count and share is not None and share >= 0.05:
+                    bounds.narrow(count / (share + 0.005), count / (share - 0.005))
 
     def finish(self, facts: list[tuple[Fact, Time | None]], source: Source) -> None:
         """Add the facts that follow."""

@@ -27,6 +27,7 @@ from traces.evidence.files import READERS
 from traces.evidence.grammars import GRAMMARS, SILENT
 from traces.evidence.log_reader import in_order, read_log
 from traces.evidence.meant import (
+    MAX_MEANT,
     facts_that_are_meant,
     notice_that_is_meant,
     rows_that_are_meant,
@@ -37,7 +38,7 @@ from traces.evidence.source import ReadingCancelled, Source
 from traces.evidence.times import EPOCH, SOME_YEAR, Stamp, parse_stamp, shift
 from traces.telemetry import Telemetry, make_telemetry
 from traces.telemetry_laws import MAX_FRAC, polars_schema
-from traces.telemetry_schema import LINES, SAMPLES, telemetry_metadata
+from traces.telemetry_schema import LINES, SAMPLES, VALUE_NAMES, telemetry_metadata
 
 SURE = 0.5  # a reader that is less sure does not get the source
 CERTAIN = 0.9  # below, lines of a log in the head speak against a reader of whole sources
@@ -475,10 +476,7 @@ def _telemetry(evidence: Evidence, parts: list[Part]) -> Telemetry | None:
         frame = frame.with_columns(pl.col("inferred").fill_null([]))
     if "num_ranks" in frame.columns:
         frame = frame.with_columns(pl.col("num_ranks").fill_null(1))
-    shares = [c for c in frame.columns if c.endswith("_frac")]
-    frame = frame.with_columns(
-        pl.when(pl.col(c).is_between(0, MAX_FRAC)).then(pl.col(c)).alias(c) for c in shares
-    )
+    frame = _within_bounds(frame)
     if "t_s" in frame.columns:
         frame, _ = in_order(frame)
         frame = frame.with_columns(pl.col("t_s").clip(lower_bound=0.0))
@@ -487,6 +485,29 @@ def _telemetry(evidence: Evidence, parts: list[Part]) -> Telemetry | None:
     kept = kept.select(*(c.name for c in LINES.columns)).unique(maintain_order=True)
     meta = _metadata(evidence, parts, frame)
     return make_telemetry(evidence.label, frame, meta, lines=kept)
+
+
+def _within_bounds(frame: pl.DataFrame) -> pl.DataFrame:
+    """Samples without values that no table may hold: negative, endless, or no share; nor are these inferred."""
+    numeric = [
+        c
+        for c in frame.columns
+        if c in VALUE_NAMES and c != "engine_rank" and frame.schema[c].is_numeric()
+    ]
+    good = frame.with_columns(
+        pl.when(pl.col(c).is_between(0, MAX_FRAC if c.endswith("_frac") else MAX_MEANT)).then(
+            pl.col(c)
+        )
+        for c in numeric
+    )
+    lost = [c for c in numeric if good[c].null_count() > frame[c].null_count()]
+    if not lost or "inferred" not in good.columns:
+        return good
+    named = [
+        [n for n in row["inferred"] or [] if n not in lost or row[n] is not None]
+        for row in good.select("inferred", *lost).iter_rows(named=True)
+    ]
+    return good.with_columns(pl.Series("inferred", named, dtype=pl.List(pl.String)))
 
 
 def _metadata(evidence: Evidence, parts: list[Part], frame: pl.DataFrame) -> dict[str, Any]:

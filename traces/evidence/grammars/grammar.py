@@ -45,12 +45,21 @@ class Field:
         return None if match is None else self.read(match)
 
 
+def number_of(text: str) -> float | None:
+    """The number that a group holds; None where it is absurd, or digits and dots without sense."""
+    try:
+        value = float(text.replace(",", ""))
+    except ValueError:
+        return None
+    return value if is_meant(value) else None
+
+
 def integer(pattern: str, holds: str = "") -> Field:
     """A whole number, commas of thousands allowed; None where it is absurd."""
 
     def read(m: re.Match[str]) -> int | None:
-        value = float(m[1].replace(",", ""))
-        return int(value) if is_meant(value) else None
+        value = number_of(m[1])
+        return None if value is None else int(value)
 
     return Field(pattern, read, holds)
 
@@ -59,8 +68,8 @@ def number(pattern: str, scale: float = 1.0) -> Field:
     """A number times scale; None where it is absurd."""
 
     def read(m: re.Match[str]) -> float | None:
-        value = float(m[1].replace(",", ""))
-        return value * scale if is_meant(value) else None
+        value = number_of(m[1])
+        return None if value is None else value * scale
 
     return Field(pattern, read)
 
@@ -69,8 +78,8 @@ def percent(pattern: str) -> Field:
     """A percentage, as a share; None where it is absurd."""
 
     def read(m: re.Match[str]) -> float | None:
-        value = float(m[1])
-        return round(value / 100, 8) if is_meant(value) else None
+        value = number_of(m[1])
+        return None if value is None else round(value / 100, 8)
 
     return Field(pattern, read)
 
@@ -104,7 +113,10 @@ def size(pattern: str, unit: str = "") -> Field:
     def read(m: re.Match[str]) -> int | None:
         said = unit or m[2]
         scale = _SCALE if said.endswith("!") else _BINARY
-        value = float(m[1].replace(",", "")) * scale[said[:1] if said[:1] in scale else ""]
+        value = number_of(m[1])
+        if value is None:
+            return None
+        value *= scale[said[:1] if said[:1] in scale else ""]
         return round(value) if is_meant(value) else None
 
     return Field(pattern, read)

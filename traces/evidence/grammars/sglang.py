@@ -18,17 +18,22 @@ from traces.evidence.grammars.grammar import (
     constant,
     integer,
     number,
+    number_of,
     percent,
     size,
     word,
 )
 
 _USAGES = re.compile(r"(?:(?:full|swa) )?token[ _]?usage: ?([\d.]+)|mamba usage: ?([\d.]+)")
+
+
 # of the pools that a hybrid model has (full, window, state) the fullest binds
-USAGE = Field(
-    r"(?:token[ _]?|mamba )usage: ?[\d.]+",
-    lambda m: max(float(a or b) for a, b in _USAGES.findall(m.string)),
-)
+def _fullest(m: re.Match[str]) -> float | None:
+    said = [number_of(a or b) for a, b in _USAGES.findall(m.string)]
+    return max((u for u in said if u is not None), default=None)
+
+
+USAGE = Field(r"(?:token[ _]?|mamba )usage: ?[\d.]+", _fullest)
 
 
 _DECODE: dict[str, Field] = {
