@@ -85,6 +85,21 @@ def test_an_empty_folder_is_said_to_be_empty(
     assert "is an empty folder. Give a log" in said.err
 
 
+def test_a_pool_that_was_full_is_not_called_calm_without_saying_so() -> None:
+    lines = [
+        re.sub(
+            r"Waiting: \d+", "Waiting: 0", re.sub(r"usage: [\d.]+", f"usage: {u}", v1_line(i))
+        )
+        for i, u in enumerate([60.0, 99.8, 40.0])
+    ]
+
+    found = diagnose(read_evidence([], pasted="\n".join(lines)))
+
+    assert found.verdicts[0].word == "NO_PRESSURE_YET"
+    assert "reached 99.8 %, is 40.0 % now" in found.verdicts[0].statement
+    assert any("evicted at the top" in m.what for m in found.missing)
+
+
 def test_a_running_count_that_stands_still_may_be_at_a_limit_that_nobody_states() -> None:
     line = (
         "[2025-10-01 00:00:{:02}] Decode batch, #running-req: 37, #token: 4000, token usage: 0.20, "

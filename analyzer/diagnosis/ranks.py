@@ -17,7 +17,7 @@ from analyzer.diagnosis.series import Series
 from traces.evidence.evidence import Line
 
 BUSY_FRAC, IDLE_FRAC = 0.85, 0.5
-STRAY = 10  # a rank of which so many times fewer samples came is a line that was spoilt
+STRAY = 4  # where others have so many samples, a rank of one sample is a line that was spoilt; idle ones print more
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _last(values: np.ndarray) -> float:
 def find_imbalance(ranks: Sequence[Series], pool: Pool) -> Imbalance | None:
     """The load of the ranks at the last snapshot, or None for fewer than two."""
     most = max((len(s) for s in ranks), default=0)
-    ranks = [s for s in ranks if len(s) * STRAY >= most]
+    ranks = [s for s in ranks if len(s) > 1 or most < STRAY]
     if len(ranks) < 2 or not any(s.has("num_running") for s in ranks):
         return None
     ids = [int(s.rank or 0) for s in ranks]

@@ -347,6 +347,16 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     last = len(series) - 1
     text = f"usage is at most {percent(q.max_usage)} and nobody waits"
     steps: list[Step] = []
+    was_full: tuple[Missing, ...] = ()
+    if q.max_usage >= FULL_FRAC and len(known):
+        text = f"usage reached {percent(q.max_usage)}, is {percent(float(known[-1]))} now, and nobody waits"
+        steps += present(cap_running(q))
+        was_full = (
+            Missing(
+                "whether somebody was evicted at the top",
+                "the counter of preemptions, or lines of that time",
+            ),
+        )
     inferred: tuple[str, ...] = ()
     if _only_resumed(q):
         text += ", though a request came back from preemption: its cause is unknown"
@@ -371,7 +381,8 @@ def find_no_pressure(q: Quantities) -> Finding | None:
                 text[0].upper() + text[1:], {"max_usage_frac": q.max_usage}, series.lines(last)
             ),
         ),
-        tuple(steps) or (Step("nothing", "there is room"),),
+        tuple(steps)
+        or (Step("nothing", "there is room now" if was_full else "there is room"),),
         (),
         inferred,
         (
@@ -382,7 +393,7 @@ def find_no_pressure(q: Quantities) -> Finding | None:
             ),
         )
         if ahead
-        else (),
+        else was_full,
     )
 
 
