@@ -248,7 +248,7 @@ def base_layout(height: int, theme: Theme, legend_y: float = 1.0) -> dict[str, A
             "orientation": "h",
             "traceorder": "normal",
             "x": 0,
-            "xref": "container",
+            "xref": "paper",
             "xanchor": "left",
             "y": legend_y,
             "yref": "paper",

@@ -206,7 +206,7 @@ def _list(every: Listed, rows: np.ndarray, at: int, runs: Mapping[Side, Run]) ->
         on_select=partial(_picked, every, rows, nth, place),
         selection_mode="single-row",
         hide_index=True,
-        height=LIST_PX,
+        height=min(LIST_PX, 38 + 35 * page.height),
         column_config=_columns(),
         placeholder="—",
         alt="Preemptions",
