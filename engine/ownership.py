@@ -53,7 +53,9 @@ class Ownership:
         ended = [
             self._end(slot)
             for slot, stay in list(self._stays.items())
-            if slot not in now or _is_another(stay, now[slot][0], now[slot][2])
+            if slot not in now
+            or _is_another(stay, now[slot][0], now[slot][2])
+            or _is_moved(stay, now[slot][1], s.table[slot])
         ]
         for slot, (r, count, until) in now.items():
             stay = self._stays.get(slot)
@@ -93,6 +95,13 @@ class Ownership:
 def _is_another(stay: _Stay, request: int, until: int) -> bool:
     """Whether the row has been given back since, and is held anew."""
     return stay.request != request or (stay.until > 0 and stay.until != until)
+
+
+def _is_moved(stay: _Stay, count: int, row: np.ndarray) -> bool:
+    """Whether the same request has given its row back and got the same one again between two looks:
+    copied out, and in again in the step in which that ended. Within one stay a row only grows."""
+    known = len(stay.blocks)
+    return count < known or not np.array_equal(row[:known], stay.blocks)
 
 
 def _holders(s: State) -> np.ndarray:
