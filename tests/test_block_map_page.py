@@ -172,6 +172,30 @@ def test_one_run_alone_has_the_whole_height(store: Store, tmp_path: Path) -> Non
     assert "B · recompute" in chart(both)["layout"]["annotations"][0]["text"]
 
 
+@pytest.mark.parametrize(
+    ("by", "end", "since"),  # 2 of 5 tokens come in these steps: the first ones
+    [("Step", 4.0, "since step"), ("Progress", 40.0, " s, for ")],
+)
+def test_other_axes_count_steps_and_work(
+    store: Store, tmp_path: Path, by: str, end: float, since: str
+) -> None:
+    app = open_page(**pair(store, tmp_path), by=by)
+
+    assert not app.error
+    figure = chart(app)
+    assert figure["layout"]["xaxis"]["range"] == [0.0, end]
+    (first, *_) = (t for t in figure["data"] if t["type"] == "heatmap")
+    assert since in first["hovertemplate"]
+
+
+def test_three_runs_have_three_maps(store: Store, tmp_path: Path) -> None:
+    query = pair(store, tmp_path)
+
+    app = open_page(**query, c=query["a"])
+
+    assert len(chart(app)["layout"]["images"]) == 3
+
+
 def test_the_numbers_are_there_as_tables(store: Store, tmp_path: Path) -> None:
     app = open_page(**pair(store, tmp_path))
 
