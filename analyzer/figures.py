@@ -362,7 +362,7 @@ def _y_axis(row: Row, domain: tuple[float, float], theme: Theme) -> dict[str, An
         "tickfont": {"size": 11, "color": theme.muted},
         "showticklabels": bool(row.marks),
     }
-    if row.unit in WHOLE_UNITS and top < 4:
+    if (row.unit in WHOLE_UNITS or row.key == "preemptions") and top < 4:
         axis["dtick"] = 1
     if row.y_max is not None:
         axis |= {"range": [0, row.y_max], "rangemode": "normal"}

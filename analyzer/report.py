@@ -40,7 +40,9 @@ PAPER_ROWS = (
     ("running", "step", "tokens", "host"),
 )
 PAPER_MAP_PX = 860
-PAPER_HEIGHTS_PX = (560, 530)  # so that the first fits on the first page
+PAPER_HEIGHT_PX = 1_020
+FIRST_PX = (360, 600)  # least and most height of the timeline's first part
+SECOND_PX = 530
 CARD_PX = 600  # drawn at twice that
 CARD_SCALE = 2
 _WORD_COLUMNS = (0, 1, 2)  # of the table of preemptions: victim, evicted for, as
@@ -104,11 +106,29 @@ def _timelines(contents: Contents, paper: bool) -> list[Picture]:
     """One for a screen, two for paper, whose pages are lower."""
     if not paper:
         return [timeline_picture(contents)]
-    halves = enumerate(zip(PAPER_ROWS, PAPER_HEIGHTS_PX, strict=True))
+    parts = zip(PAPER_ROWS, (_first_height(contents), SECOND_PX), strict=True)
     return [
         timeline_picture(contents, rows, key=f"timeline-{i}", height=height, width=PAPER_PX)
-        for i, (rows, height) in halves
+        for i, (rows, height) in enumerate(parts)
     ]
+
+
+def _first_height(contents: Contents) -> int:
+    """What the head leaves of the first page, by a count of its lines; the most where that is too
+    little, since the picture then begins the second page."""
+    ask = contents.ask
+    head = 205 + 28 * _lines(contents.title, 48)
+    head += 39 * (len(report_words.in_short(contents)) > 90)
+    head += 30 + 16 * _lines(ask.notes.strip(), 115) if ask.notes.strip() else 0
+    head += 19 * _lines(contents.verdict, 84) + 17 * _lines(contents.why, 112)
+    least, most = FIRST_PX
+    left = PAPER_HEIGHT_PX - head
+    return min(left, most) if left >= least else most
+
+
+def _lines(text: str, width: int) -> int:
+    """Lines that a text takes at so many characters a line."""
+    return sum(1 + max(len(line) - 1, 0) // width for line in text.split("\n"))
 
 
 def preview(contents: Contents) -> tuple[str, str, Picture, str]:

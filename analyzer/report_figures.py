@@ -149,19 +149,22 @@ def light(figure: go.Figure, width: int | None = None) -> go.Figure:
 
 
 def _round_times(values: np.ndarray) -> list[float]:
-    """Round places within the values, on a logarithmic axis: decades, or 1, 2, 5 where they span few."""
-    low, high = float(values[values > 0].min()), float(values.max())
-    steps = (1,) if high > 30 * low else (1, 2, 5)
+    """At least three round places within the values, on a logarithmic axis, as coarse as can be."""
+    low, high = float(values[values > 0].min()) * 0.8, float(values.max()) * 1.2
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    places = [step * 10.0**power for power in powers for step in steps]
-    return [t for t in places if low * 0.8 <= t <= high * 1.2]
+    for steps in ((1,), (1, 2, 5), (1, 1.5, 2, 3, 4, 5, 7)):
+        places = [step * 10.0**power for power in powers for step in steps]
+        inside = [t for t in places if low <= t <= high]
+        if len(inside) >= 3:
+            break
+    return inside
 
 
 def _round_time(value: float) -> str:
-    """'50 ms', '2 s', '100 s'."""
+    """'50 ms', '1.5 s', '100 s'."""
     for bound, factor, unit in ((1.0, 1.0, "s"), (1e-3, 1e3, "ms")):
         if value >= bound * 0.999:
-            return f"{value * factor:,.0f} {unit}"
+            return f"{value * factor:,.6g} {unit}"
     return f"{value * 1e6:g} µs"
 
 

@@ -154,13 +154,14 @@ def _preempted_table(contents: Contents, side: Side) -> PreemptedTable:
     header += [f"In {others}"] if contents.found else []
     unknown = all(row["direct_cost_s"] is None for row in rows)
     order = "the first" if unknown else "the costliest"
-    of = (
-        f"{order} {len(rows):,} of {own.num_all:,}"
-        if len(rows) < own.num_all
-        else f"all {own.num_all:,}"
-    )
+    if own.num_all == 1:
+        of = "its only preemption"
+    elif len(rows) == own.num_all:
+        of = f"all {own.num_all:,} preemptions"
+    else:
+        of = f"{order} {len(rows):,} of {own.num_all:,} preemptions"
     guessed = " Costs are the engine's estimates." if is_cost_estimated(run) else ""
-    caption = f"{name}: {of} preemptions{' in the range' if contents.is_part else ''}.{guessed}"
+    caption = f"{name}: {of}{' in the range' if contents.is_part else ''}.{guessed}"
     return PreemptedTable(
         side, caption, header, [_preemption(r, bool(contents.found)) for r in rows]
     )

@@ -18,10 +18,16 @@ from PIL import Image
 
 from analyzer import browser
 from analyzer.__main__ import main
-from analyzer.report import CARD_PX, CARD_SCALE, card, html, make
+from analyzer.report import CARD_PX, CARD_SCALE, _first_height, card, html, make
 from analyzer.report_contents import Ask, check_range, gather, parse_range
 from analyzer.report_evidence import evidence
-from analyzer.report_figures import as_json, light, timeline_picture
+from analyzer.report_figures import (
+    _round_time,
+    _round_times,
+    as_json,
+    light,
+    timeline_picture,
+)
 from analyzer.report_tables import cards, preempted_tables
 from analyzer.report_words import clip, tidy
 from analyzer.run import Run
@@ -66,7 +72,7 @@ def test_a_report_of_a_pair_holds_what_readers_ask_for(tmp_path: Path) -> None:
     assert (
         "modelled: computed from the shape of the model and the device, not measured" in words
     )
-    assert "A (recompute): all 1 preemptions." in words
+    assert "A (recompute): its only preemption." in words
     assert "dddddddddddddddddddddddddddddddd" in words  # the workload's digest
     assert evidence(a.recording).digest in words
     for title in ("Latencies", "All figures", "Method and limits", "Evidence"):
@@ -340,6 +346,35 @@ def test_figures_are_light_and_their_colours_are_said_outright(tmp_path: Path) -
         "#0072B2",
         "#E69F00",
     }
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "places"),
+    [
+        (0.03, 17.0, ["100 ms", "1 s", "10 s"]),
+        (0.02, 0.08, ["20 ms", "50 ms"]),
+        (1.0, 1.4, ["1 s", "1.5 s"]),
+        (3e-6, 4e-4, ["10 µs", "100 µs"]),
+    ],
+)
+def test_an_axis_of_times_has_round_places(low: float, high: float, places: list[str]) -> None:
+    found = [_round_time(t) for t in _round_times(np.array([low, high]))]
+
+    assert set(places) <= set(found)
+    assert 2 <= len(found) <= 8
+
+
+def test_the_timeline_of_a_pdf_leaves_room_for_a_long_head(tmp_path: Path) -> None:
+    a, b = pair(tmp_path)
+
+    short = _first_height(gather(a, b, Ask(title="T")))
+    long = _first_height(
+        gather(a, b, Ask(title="T " * 60, notes="one\ntwo\nthree\nfour\nfive"))
+    )
+    too_long = _first_height(gather(a, b, Ask(notes="line\n" * 60)))
+
+    assert 360 <= long < short <= 600
+    assert too_long == 600, "it begins the second page, where there is room"
 
 
 # ---- files ----------------------------------------------------------------------------------------

@@ -74,7 +74,7 @@ def test_a_pair_is_previewed_and_offered_as_files(store: Store, tmp_path: Path) 
     assert "<h1>A recompute against B swap</h1>" in shown
     assert "Six figures of run B against run A" in shown
     assert "Set-up" in shown
-    assert "A (recompute): all 1 preemptions." in shown
+    assert "A (recompute): its only preemption." in shown
     assert labels(app) == [
         "HTML, interactive, opens offline",
         "Perfetto trace",
