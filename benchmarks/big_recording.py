@@ -60,7 +60,9 @@ def make_big(source: Path, out: Path, copies: int) -> None:
                 row_group_size=131_072,
             )
     closed = json.loads((source / CLOSED_FILE).read_text("utf-8"))
-    closed["rows"] = {name: n * copies for name, n in closed["rows"].items() if name != "blocks"}
+    closed["rows"] = {
+        name: n * copies for name, n in closed["rows"].items() if name != "blocks"
+    }
     (out / CLOSED_FILE).write_text(json.dumps(closed), "utf-8")
 
 
