@@ -210,7 +210,7 @@ def _order(keys: Sequence[np.ndarray]) -> np.ndarray:
         bits += width
     if bits > 63:
         return np.lexsort(tuple(reversed(keys)))
-    return pl.Series(packed).arg_sort().to_numpy()
+    return pl.Series(packed).arg_sort().to_numpy().astype(np.int64)  # as numpy takes by
 
 
 def _sorted_and_joined(columns: list[np.ndarray], num_steps: int) -> list[np.ndarray]:

@@ -42,7 +42,7 @@ from traces.recording import open_recording, write_recording  # noqa: E402
 from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, Table  # noqa: E402
 
 SIZES = [
-    (2_500, 20_000, 200_000),
+    (2_500, 50_000, 200_000),
     (20_000, 200_000, 2_000_000),
     (100_000, 1_000_000, 10_000_000),
 ]

@@ -257,12 +257,12 @@ def no_report(side: str, done: float, text: str) -> None:
 
 def test_a_replay_finds_the_ownership_that_was_recorded(store: Store, tmp_path: Path) -> None:
     run = stripped(tmp_path / "without")
-    assert block_source.mapped("key", "A", run, store) is None
+    assert block_source.mapped(run, store) is None
 
     done = block_source.replay_with_blocks({"A": run}, store, no_report, lambda: False)
 
     assert done
-    found = block_source.mapped("key", "A", run, store)
+    found = block_source.mapped(run, store)
     recorded = open_recording(SAMPLES / "smollm2-swap")
     assert found is not None
     truth = BlockRun(Run("", recorded), recorded.blocks)  # type: ignore[arg-type]
@@ -276,7 +276,7 @@ def test_a_replay_that_was_stopped_leaves_nothing(store: Store, tmp_path: Path) 
     done = block_source.replay_with_blocks({"A": run}, store, no_report, lambda: True)
 
     assert not done
-    assert block_source.mapped("key", "A", run, store) is None
+    assert block_source.mapped(run, store) is None
     assert not list((store.root / "runs").glob(".part-*"))
 
 
@@ -288,7 +288,7 @@ def test_a_replay_that_differs_is_not_taken_for_the_recording(
     block_source.replay_with_blocks({"A": run}, store, no_report, lambda: False)
 
     with pytest.raises(RecordingError, match="came out differently from the recording"):
-        block_source.mapped("key", "A", run, store)
+        block_source.mapped(run, store)
 
 
 def test_a_run_that_did_not_complete_is_not_replayed(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def _body(opened: Opened) -> None:
     without: dict[Side, Run] = {}
     for side, run in opened.runs.items():
         with guarded():
-            found = mapped(opened.key, side, run, store)
+            found = mapped(run, store)
             if found is None:
                 without[side] = run
             else:

@@ -46,6 +46,7 @@ class Shown:
 def shown_now(key: str, runs: Mapping[Side, Run], maps: Mapping[Side, BlockRun]) -> Shown:
     """What the widgets and the URL ask for."""
     by = cast(Alignment, st.session_state.get("by") or "time")
+    key = f"{key}\0{''.join(maps)}"  # a side may get its ownership later
     axis = aligned(f"{key}\0map", by, runs)
     asked = st.session_state.get(SIDES_SHOWN) or "all"
     sides = tuple(maps) if asked not in maps else (cast(Side, asked),)

@@ -36,13 +36,14 @@ def replay_id(run: Run) -> str:
     return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
 
 
-def mapped(key: str, side: Side, run: Run, store: Store) -> BlockRun | None:
+def mapped(run: Run, store: Store) -> BlockRun | None:
     """The run with its ownership, indexed once; None where nothing tells it.
 
-    key: names the content of what is shown. Raises RecordingError for a kept replay that differs.
+    Raises RecordingError for a kept replay that differs.
     """
+    key = f"{run.ref}\0{run.stamp}"
     if run.recording.blocks is not None:
-        return _indexed(f"{key}\0{side}", run, run.recording.blocks)
+        return _indexed(key, run, run.recording.blocks)
     kept = store.run_dir(replay_id(run))
     if not (kept / CLOSED_FILE).exists():
         return None
@@ -54,15 +55,15 @@ def mapped(key: str, side: Side, run: Run, store: Store) -> BlockRun | None:
             f"it came out differently from the recording ({said}), so it does not tell who held which block",
             "Record the run again with --blocks.",
         )
-    return _replayed(f"{key}\0{side}\0{kept.name}", run, str(kept))
+    return _replayed(f"{key}\0{kept.name}", run, str(kept))
 
 
-@st.cache_resource(max_entries=3, show_spinner="Sorting who held which block")
+@st.cache_resource(max_entries=4, show_spinner="Sorting who held which block")
 def _indexed(key: str, _run: Run, _blocks: pl.DataFrame) -> BlockRun:
     return BlockRun(_run, _blocks)
 
 
-@st.cache_resource(max_entries=3, show_spinner="Sorting who held which block")
+@st.cache_resource(max_entries=4, show_spinner="Sorting who held which block")
 def _replayed(key: str, _run: Run, path: str) -> BlockRun:
     blocks = open_recording(Path(path)).blocks
     assert blocks is not None
