@@ -110,7 +110,7 @@ def same_request(
     }
     labels = list(next(iter(columns.values())))
     texts: dict[str, list[str]] = {s: [fate[k] for k in labels] for s, fate in columns.items()}
-    return pl.DataFrame({"": labels, **texts})
+    return pl.DataFrame({"Figure": labels, **texts})
 
 
 def _fate(run: Run, table: pl.DataFrame, request_id: str) -> dict[str, str]:

@@ -222,7 +222,7 @@ def in_browser(folders: tuple[Path, Path], num: int, cache: Path) -> list[str]:
     store = Store(cache)
     a, b = (f"file:{store.link(f).id}" for f in folders)
     drawn = "() => document.querySelector('.st-key-around_chart .js-plotly-plot .xaxislayer-above text')"
-    title = "() => document.querySelector('.st-key-story h4').innerText"
+    title = "() => document.querySelector('.st-key-story h2').innerText"
     with running_app(cache) as address, browser() as chromium:
         url = f"{address}/preemptions?source=Recordings&a={a}&b={b}"
         found = [f"{num:,}"]

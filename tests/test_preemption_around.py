@@ -10,7 +10,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from analyzer.lanes import PHASES, build_lanes
+from analyzer.lanes import PHASES, PREEMPTED, RECOMPUTING, build_lanes
+from analyzer.lanes_figure import LABELS
 from analyzer.look import LIGHT
 from analyzer.preemption_around import Around, around, in_words, stretch
 from analyzer.preemption_figure import alt_around, lanes_around
@@ -121,7 +122,7 @@ def test_the_picture_marks_both_and_says_what_it_shows(tmp_path: Path) -> None:
     words = [a["text"] for a in spec["layout"]["annotations"]]
     assert "evicted" in words
     assert "runs again" in words
-    assert {t.get("name") for t in spec["data"]} >= {"preempted, KV dropped", "recomputing"}
+    assert {t.get("name") for t in spec["data"]} >= {LABELS[PREEMPTED], LABELS[RECOMPUTING]}
     said = alt_around(found, "Request b evicted at step 3")
     assert "request b (victim)" in said
     assert "Blocks in use 6 to 10 of 10" in said

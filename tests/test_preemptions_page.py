@@ -84,7 +84,7 @@ def listed(app: AppTest) -> list[tuple[Any, ...]]:
 
 
 def chosen(app: AppTest) -> str:
-    return next(str(e.value) for e in app.markdown if str(e.value).startswith("####"))
+    return next(str(e.value) for e in app.markdown if str(e.value).startswith("## "))
 
 
 def press(app: AppTest, key: str) -> AppTest:
@@ -111,7 +111,7 @@ def test_both_runs_are_listed_and_the_first_one_is_told(
         ("A", 7.0, "b"),
         ("B", 7.0, "b"),
     ]
-    assert chosen(app) == r"#### A · Request b evicted at step 3 \(3\.0 s\)"
+    assert chosen(app) == r"## A · Request b evicted at step 3 \(3\.0 s\)"
     assert "As swap these 3 preemptions would have cost 1.50 s instead of 1.80 s" in text_of(
         app
     ).replace("\\", "")
@@ -127,20 +127,20 @@ def test_next_and_previous_go_through_the_list_and_stop_at_its_ends(
 
     press(app, "next_event")
 
-    assert chosen(app).startswith("#### B · Request b evicted at step 3")
+    assert chosen(app).startswith("## B · Request b evicted at step 3")
     assert app.query_params["event"] == "B-3-b"
     for _ in range(4):
         press(app, "next_event")
-    assert chosen(app).startswith("#### B · Request b evicted at step 7")
+    assert chosen(app).startswith("## B · Request b evicted at step 7")
     assert app.button(key="next_event").disabled
     press(app, "previous_event")
-    assert chosen(app).startswith("#### A · Request b evicted at step 7")
+    assert chosen(app).startswith("## A · Request b evicted at step 7")
 
 
 def test_a_link_opens_its_preemption(store: Store, pair: tuple[Path, Path]) -> None:
     app = open_page(store, *pair, event="B-4-c")
 
-    assert chosen(app).startswith("#### B · Request c evicted at step 4")
+    assert chosen(app).startswith("## B · Request c evicted at step 4")
     assert "2 of 10 that were free" in text_of(app)
 
 
@@ -150,7 +150,7 @@ def test_a_link_to_nothing_says_so_and_shows_the_first(
     app = open_page(store, *pair, event="A-99-zz")
 
     assert "request zz at step 99 of A" in text_of(app).replace("\\", "")
-    assert chosen(app).startswith("#### A · Request b evicted at step 3")
+    assert chosen(app).startswith("## A · Request b evicted at step 3")
 
 
 def test_the_costliest_first_begins_with_the_costliest(
@@ -161,7 +161,7 @@ def test_the_costliest_first_begins_with_the_costliest(
     app.selectbox(key="sort").select("cost").run()
 
     assert listed(app)[0] == ("A", 7.0, "b")
-    assert chosen(app).startswith("#### A · Request b evicted at step 7")
+    assert chosen(app).startswith("## A · Request b evicted at step 7")
 
 
 def test_a_run_and_a_request_narrow_the_list_and_keep_what_still_fits(
@@ -171,11 +171,11 @@ def test_a_run_and_a_request_narrow_the_list_and_keep_what_still_fits(
 
     app.text_input(key="who").set_value("c").run()
     assert listed(app) == [("A", 4.0, "c"), ("B", 4.0, "c")]
-    assert chosen(app).startswith("#### B · Request c")
+    assert chosen(app).startswith("## B · Request c")
 
     app.segmented_control(key="side").set_value("A").run()
     assert listed(app) == [("A", 4.0, "c")]
-    assert chosen(app).startswith("#### A · Request c")
+    assert chosen(app).startswith("## A · Request c")
 
 
 def test_a_search_without_a_hit_says_so_and_offers_all(
@@ -218,7 +218,7 @@ def test_a_long_list_comes_in_pages_and_a_link_opens_the_right_one(
 
     assert len(listed(app)) == 50
     assert "201 to 250 of 250 preemptions" in text_of(app).replace("\\", "")
-    assert chosen(app).startswith("#### A · Request r0239")
+    assert chosen(app).startswith("## A · Request r0239")
 
 
 def test_the_same_request_in_the_other_run_stands_below(
@@ -227,7 +227,7 @@ def test_the_same_request_in_the_other_run_stands_below(
     app = open_page(store, *pair)
 
     table = next(
-        e.value for e in app.dataframe if "A" in e.value.columns and "" in e.value.columns
+        e.value for e in app.dataframe if "A" in e.value.columns and "Figure" in e.value.columns
     )
     assert table[["A", "B"]].iloc[0].tolist() == ["2 times", "2 times"]
 

@@ -19,7 +19,7 @@ from analyzer.pages.parts.shell import Opened
 _STYLE = """
 <style>
 .st-key-story { gap: 0.45rem; }
-.st-key-story h4 { padding: 0; font-size: 1.15rem; }
+[data-testid="stMain"] .st-key-story h2 { padding: 0; font-size: 1.15rem; }
 .st-key-story [data-testid="stMarkdownContainer"] { margin-bottom: 0; }
 .st-key-story dl { display: grid; grid-template-columns: max-content 1fr; gap: 0.3rem 0.8rem; margin: 0; padding: 0; font-size: 0.92rem; line-height: 1.4; }
 .st-key-story dt { font-weight: 600; margin: 0; padding: 0; }

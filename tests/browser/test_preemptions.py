@@ -27,7 +27,7 @@ DRAWN = """() => {
   return g && g._fullLayout && g.calcdata && g.querySelector('.xaxislayer-above text')
     && document.querySelector('.st-key-preemptions_over_time .js-plotly-plot .xaxislayer-above text');
 }"""
-TITLE = "() => document.querySelector('.st-key-story h4').innerText"
+TITLE = "() => document.querySelector('.st-key-story h2').innerText"
 
 
 @pytest.fixture(scope="module")

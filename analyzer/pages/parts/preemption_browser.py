@@ -320,7 +320,7 @@ def _go(every: Listed, rows: np.ndarray, place: int) -> None:
 
 def _card(story: Story, side: Side, runs: Mapping[Side, Run]) -> None:
     with st.container(border=True, key="story"):
-        st.markdown(f"#### {side} · {plain(story.title)}")
+        st.markdown(f"## {side} · {plain(story.title)}")
         for note in story.notes:
             st.badge(plain(note), icon=":material/repeat:", color="orange")
         terms = "".join(
@@ -412,7 +412,7 @@ def _other_run(
     st.dataframe(
         table,
         hide_index=True,
-        column_config={"": st.column_config.TextColumn("", width="medium"), **columns},
+        column_config={"Figure": st.column_config.TextColumn(width="medium"), **columns},
         alt=f"Request {short_id(request_id)} in {_and(list(runs))}",
     )
 
