@@ -131,13 +131,15 @@ def _lines(text: str, width: int) -> int:
     return sum(1 + max(len(line) - 1, 0) // width for line in text.split("\n"))
 
 
-def preview(contents: Contents) -> tuple[str, str, Picture, str]:
-    """The report's style sheet, its head, its timeline and what follows, for a page that draws the
-    picture itself."""
-    head = _render("preview_head.html", contents)
+def preview(contents: Contents) -> tuple[str, str, str]:
+    """The report's style sheet, its head, and set-up and preemptions, for a page that draws the
+    timeline between them itself."""
     tables = report_tables.preempted_tables(contents)
-    rest = _render("preview_rest.html", contents, preempted=tables, words=_WORD_COLUMNS)
-    return _asset("report.css"), head, timeline_picture(contents), rest
+    return (
+        _asset("report.css"),
+        _render("preview_head.html", contents),
+        _render("preview_rest.html", contents, preempted=tables, words=_WORD_COLUMNS),
+    )
 
 
 def card(contents: Contents) -> str:

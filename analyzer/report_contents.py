@@ -112,10 +112,7 @@ def gather(
     if b is not None and found is None:
         found = compare(a.recording, b.recording, seed=ask.seed, anyway=ask.anyway)
     aligned = Aligned(runs, "time")
-    if part is not None and part[0] >= aligned.full[1]:
-        raise SettingsError(
-            f"the range begins at {part[0]:g} s, and the last step ends at {aligned.full[1]:,.3f} s. Give a range before that."
-        )
+    check_within(part, aligned.full[1])
     figures: dict[Side, Mapping[str, Any]]
     if found is None:
         figures = {"A": summarize(a.recording)}
@@ -149,6 +146,14 @@ def check_range(shown: tuple[float, float] | None) -> tuple[float, float] | None
             f"a range runs from an earlier to a later second, such as 100:130; {start:g}:{end:g} does not."
         )
     return start, end
+
+
+def check_within(part: tuple[float, float] | None, end_s: float) -> None:
+    """Raise SettingsError where a range begins after the runs have ended."""
+    if part is not None and part[0] >= end_s:
+        raise SettingsError(
+            f"the range begins at {part[0]:g} s, and the last step ends at {end_s:,.3f} s. Give a range before that."
+        )
 
 
 def parse_range(text: str | None) -> tuple[float, float] | None:

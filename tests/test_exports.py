@@ -281,6 +281,15 @@ def test_an_unknown_table_lists_those_there_are(tmp_path: Path) -> None:
         write_export(tmp_path / "b.csv", {"A": pair(tmp_path)[0]}, None, "nonsense")
 
 
+def test_a_range_after_the_end_exports_nothing_and_says_so(tmp_path: Path) -> None:
+    with pytest.raises(
+        SettingsError, match=r"begins at 20 s, and the last step ends at 9.000 s"
+    ):
+        write_export(tmp_path / "s.csv", {"A": pair(tmp_path)[0]}, (20.0, 30.0))
+
+    assert not (tmp_path / "s.csv").exists()
+
+
 @pytest.mark.parametrize("suffix", [".perfetto-trace", ".pftrace", ".parquet", ".csv", ".zip"])
 def test_the_command_exports_each_kind(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], suffix: str

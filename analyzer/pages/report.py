@@ -22,7 +22,7 @@ from analyzer.pages.parts.shell import Opened
 from analyzer.range_data import zip_bytes
 from analyzer.report import html, make, preview
 from analyzer.report_contents import MOST_NOTES, MOST_TITLE, Ask, Contents, gather
-from analyzer.report_figures import REPORT_CONFIG
+from analyzer.report_figures import REPORT_CONFIG, Picture, timeline_picture
 from analyzer.run import Run
 
 MOST_ROWS = 4_000_000  # steps and events that the page packs; more is for the command line
@@ -48,7 +48,7 @@ def _body(opened: Opened) -> None:
     contents = replace(shown, ask=ask)
     with right:
         _downloads(opened, contents)
-    _preview(contents)
+    _preview(contents, _timeline(opened.key, ask.shown, shown))
 
 
 @st.cache_resource(max_entries=4, show_spinner="Collecting the report")
@@ -62,6 +62,12 @@ def _gathered(
 ) -> Contents:
     """What the report says, but for title and notes; worked out once per content and range."""
     return gather(_a, _b, Ask(shown=part, anyway=anyway), _found)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _timeline(key: str, part: Part | None, _contents: Contents) -> Picture:
+    """The timeline, which title and notes do not change."""
+    return timeline_picture(_contents)
 
 
 # ---- what the user says ---------------------------------------------------------------------------
@@ -240,19 +246,19 @@ def _file_name(contents: Contents) -> str:
 # ---- preview --------------------------------------------------------------------------------------
 
 
-def _preview(contents: Contents) -> None:
+def _preview(contents: Contents, timeline: Picture) -> None:
     """The report's head, timeline, set-up and preemptions as they will be, light in any theme."""
     st.header("Preview", anchor=False)
-    css, head, picture, rest = preview(contents)
+    css, head, rest = preview(contents)
     st.html(f"<style>{css}</style>")
     with st.container(key="report_preview", border=True, gap=None):
         st.html(head)
         st.plotly_chart(
-            picture.figure,
+            timeline.figure,
             theme=None,
             key="report_timeline",
             config=REPORT_CONFIG,
-            alt=picture.alt,
+            alt=timeline.alt,
         )
         st.html(rest)
         st.html(

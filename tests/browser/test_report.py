@@ -157,7 +157,7 @@ def test_the_pdf_has_pages_of_paper_with_text(tmp_path: Path) -> None:
     text = "\n".join(page.get_textpage().get_text_range() for page in pdf)
     for said in (
         "Measured pair",
-        "B (swap) cuts ITL p99",
+        "A (recompute)",
         "Set-up",
         "KV blocks in use",
         "Evidence",
