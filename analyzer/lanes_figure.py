@@ -1,7 +1,7 @@
 """Swim lanes drawn: rows over each other on one time axis, with one cursor and one legend.
 
 It computes nothing: strips, counts and bars were worked out in `lanes_picture`; what a row looks like is
-known in `lane_rows`. Requests' names come from files, and are made harmless there.
+known in `lane_drawing`. Requests' names come from files, and are made harmless there.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import plotly.graph_objects as go
 
+from analyzer.lane_drawing import draw
 from analyzer.lane_looks import HEIGHTS, LABELS, fill, harmless, phase_colour
 from analyzer.lane_rows import (
     CLEAR,
@@ -24,7 +25,6 @@ from analyzer.lane_rows import (
     Row,
     SkyRow,
     StripRow,
-    draw,
     height_of,
     sky_note,
 )
