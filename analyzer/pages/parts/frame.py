@@ -41,7 +41,9 @@ button[data-testid^="stBaseButton-primary"], button[data-testid^="stBaseButton-p
 [data-testid="stMainBlockContainer"] > [data-testid="stVerticalBlock"] {{ gap: 0.45rem; }}
 .st-key-header {{ flex-wrap: nowrap; }}
 .st-key-header h1 {{ font-size: 1.1rem; }}
-.st-key-aside {{ display: none; }}
+.st-key-header > :has(> .st-key-aside) {{ display: none; }}
+.st-key-header > :first-child {{ flex: 1 1 0 !important; min-width: 0; }}
+.st-key-header > :first-child h1 {{ overflow-wrap: anywhere; }}
 .st-key-header button {{ padding: 0.1rem 0.4rem; min-height: 1.8rem; }}
 .st-key-set_up p {{ font-size: 0.72rem; line-height: 1.3; }}
 .st-key-verdict {{ padding: 0.35rem 0.6rem; }}
