@@ -147,6 +147,7 @@ def _downloads(opened: Opened, contents: Contents) -> None:
         file_name=f"{name}.html",
         mime="text/html",
         key="report_html",
+        type="primary",
         icon=":material/html:",
         on_click="ignore",
         width="stretch",
