@@ -172,7 +172,10 @@ def test_a_drag_zooms_to_time_and_blocks_and_the_link_shows_the_same(
     page.page.wait_for_function(
         "() => !/[?&](t|blocks)=/.test(location.search)", timeout=WAIT_MS
     )
-    page.settle()
+    page.page.wait_for_function(  # the link is written before the map is drawn
+        f"() => document.querySelector('{CHART}')._fullLayout.yaxis2.range[0] === 0.5",
+        timeout=WAIT_MS,
+    )
     assert ranges(page)[1] == [0.5, 64.5]
 
 
