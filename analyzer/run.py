@@ -6,7 +6,6 @@ It knows recordings, and nothing of where they came from or of how they are draw
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cached_property
 
 import polars as pl
 
@@ -29,15 +28,15 @@ class Run:
     def meta(self) -> Meta:
         return self.recording.meta
 
-    @cached_property
+    @property
     def steps(self) -> pl.DataFrame:
-        return self.recording.steps.rechunk()
+        return self.recording.steps
 
-    @cached_property
+    @property
     def events(self) -> pl.DataFrame:
         return self.recording.events
 
-    @cached_property
+    @property
     def requests(self) -> pl.DataFrame:
         return self.recording.requests
 

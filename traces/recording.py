@@ -74,8 +74,8 @@ class Recording:
 
     @cached_property
     def steps(self) -> pl.DataFrame:
-        """One row a step, in order of steps."""
-        return self.scan("steps").collect()
+        """One row a step, in order of steps, each column in one piece."""
+        return self.scan("steps").collect().rechunk()
 
     @cached_property
     def events(self) -> pl.DataFrame:
