@@ -160,6 +160,12 @@ def test_a_drag_zooms_to_time_and_blocks_and_the_link_shows_the_same(
     page.page.wait_for_function("() => /blocks=/.test(location.search)", timeout=WAIT_MS)
     page.settle()
     link = urllib.parse.unquote(urllib.parse.urlsplit(page.page.url).query)
+    page.page.wait_for_function(  # the link is written before the map is drawn
+        f"""() => {{ const l = document.querySelector('{CHART}')._fullLayout;
+          return l.xaxis.range[1] - l.xaxis.range[0] < 120 && l.yaxis2.range[1] - l.yaxis2.range[0] < 50; }}""",
+        timeout=WAIT_MS,
+    )
+    page.settle()
     x, y = ranges(page)
     assert x[1] - x[0] == pytest.approx(0.3 * 230.3, rel=0.1)
     assert 25 < y[1] - y[0] < 40
