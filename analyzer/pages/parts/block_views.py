@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping
+from math import ceil, floor
 from typing import cast
 
 import numpy as np
@@ -135,16 +136,21 @@ def _draw(shown: Shown) -> list[MapPicture]:
         config=figures.CONFIG,
         alt=alt_text(pictures, axis, shown.colour),
     )
+    maps = map_axes(pictures)
     zoom_listener(
-        CHART, shown.axis.full, shown.view, key="zoom", on_change=lambda: _zoomed(shown)
+        CHART,
+        shown.axis.full,
+        shown.view,
+        key="zoom",
+        on_change=lambda: _zoomed(shown),
+        heights=list(maps.values()),
     )
     pick_listener(
         CHART,
-        map_axes(pictures),
+        maps,
         shown.view,
         key="block_pick",
         on_pick=lambda: _picked(shown),
-        on_blocks=lambda: _blocks_zoomed(shown),
     )
     return pictures
 
@@ -157,6 +163,8 @@ def _zoomed(shown: Shown) -> None:
     start, end = report.get("range") or (None, None)
     asked = None if start is None or end is None else (float(start), float(end))
     ask_range(shown, asked, str(report.get("view")))
+    if report.get("height") is not None and report.get("view") == shown.view:
+        _blocks_zoomed(shown, *report["height"])
 
 
 def ask_range(shown: Shown, asked: tuple[float, float] | None, view: str) -> None:
@@ -183,16 +191,14 @@ def _picked(shown: Shown) -> None:
         choose(found)
 
 
-def _blocks_zoomed(shown: Shown) -> None:
-    report = st.session_state["block_pick"].blocks or {}
-    if report.get("view") != shown.view:
-        return
-    first, last = report.get("range") or (None, None)
+def _blocks_zoomed(shown: Shown, low: float | None, high: float | None) -> None:
+    """Show the blocks between two places of the y axis; None for all."""
+    first, last = (None, None) if low is None or high is None else (ceil(low), floor(high))
     most = max(m.own.num_blocks for m in shown.maps.values())
     if first is None or last is None or last < first or (first <= 1 and last >= most):
         block_state.show_blocks(None)
     else:
-        block_state.show_blocks((max(1, int(first)), min(most, int(last))))
+        block_state.show_blocks((max(1, first), min(most, last)))
 
 
 # ---- under the chart --------------------------------------------------------------------------

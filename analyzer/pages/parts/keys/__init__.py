@@ -23,6 +23,10 @@ SHEET = {
         ("0, double click", "show all"),
     ),
     "Preemptions": (("←, →", "the one before, the next one"),),
+    "Block map": (
+        ("Drag", "show that part of the axis and those blocks"),
+        ("Click on a block", "light up the request that holds it"),
+    ),
     "Everywhere": (
         ("Tab, Enter, Space", "go to a control and use it"),
         ("R", "draw the page again"),

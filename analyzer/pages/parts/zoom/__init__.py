@@ -6,7 +6,7 @@ It knows the chart only by its key.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import streamlit as st
@@ -22,16 +22,18 @@ def zoom_listener(
     *,
     key: str,
     on_change: Callable[[], None],
+    heights: Sequence[str] = (),
 ) -> None:
     """Report the visible x range of chart `target` in session state under `key`, as `.range`.
 
     full: the whole axis, the bounds for moving by keys (W and S zoom, A and D move, 0 shows all);
     view: names what the chart shows, and comes back with a report, which may be late.
-    `.range` is {"view": view, "range": [lo, hi], "turn": n}, [None, None] for the whole axis; turn
-    makes every report a new one.
+    heights: names of y axes in the layout ("yaxis2") of which a zoom is told too.
+    `.range` is {"view": view, "range": [lo, hi], "height": [lo, hi], "turn": n}, [None, None] for the
+    whole axis, height None where no y axis was touched; turn makes every report a new one.
     """
     _mount(
-        data={"target": target, "full": list(full), "view": view},
+        data={"target": target, "full": list(full), "view": view, "heights": list(heights)},
         key=key,
         on_range_change=on_change,
         height=1,

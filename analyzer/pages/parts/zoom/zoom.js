@@ -1,6 +1,7 @@
 // Tells Python which part of the x axis a native Plotly chart shows, and moves it by keys.
-// data = {target: key of the chart, full: [lo, hi], view: what it shows};
-// state "range" = {view, range: [lo, hi] or [null, null] for all, turn: a new number each time}.
+// data = {target: key of the chart, full: [lo, hi], view: what it shows, heights: y axes to tell of too};
+// state "range" = {view, range: [lo, hi] or [null, null] for all, height: the same of a y axis, null where it was
+// not touched, turn: a new number each time}. Both in one report: two would start two reruns that race.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
 const TYPED_INTO = new Set(["textbox", "searchbox", "combobox", "listbox", "spinbutton", "slider", "grid"]);
 const DEBOUNCE_MS = 100;
@@ -61,6 +62,7 @@ export default function (component) {
   state.set = setStateValue;
   state.target = data.target;
   state.full = data.full;
+  state.heights = data.heights;
   if (state.view !== data.view) clearTimeout(state.timer); // what was about to be told is of the last view
   state.view = data.view;
   unframe(state);
@@ -68,15 +70,24 @@ export default function (component) {
   const send = (range, wait) => {
     const view = state.view;
     clearTimeout(state.timer);
-    state.timer = setTimeout(() => state.set("range", { view, range, turn: Date.now() + ++state.turn }), wait);
+    state.timer = setTimeout(() => {
+      state.set("range", { view, range, height: state.height || null, turn: Date.now() + ++state.turn });
+      state.height = null;
+    }, wait);
+  };
+  const sendAll = (wait) => {
+    state.height = state.heights.length ? [null, null] : null;
+    send([null, null], wait);
   };
   state.onRelayout = state.onRelayout || ((change) => {
     const names = Object.keys(change || {});
-    if (names.some((n) => /^xaxis\.autorange$/.test(n) && change[n])) send([null, null], 60);
-    else if (names.some((n) => /^xaxis\.range/.test(n)))
+    const touched = state.heights.find((axis) => names.some((n) => n.startsWith(axis + ".range")));
+    if (touched) state.height = [...state.chart._fullLayout[touched].range].map(Number).sort((a, b) => a - b);
+    if (names.some((n) => /^xaxis\.autorange$/.test(n) && change[n])) sendAll(60);
+    else if (touched || names.some((n) => /^xaxis\.range/.test(n)))
       send([...state.chart._fullLayout.xaxis.range].map(Number), DEBOUNCE_MS);
   });
-  state.onDoubleClick = state.onDoubleClick || (() => send([null, null], 0));
+  state.onDoubleClick = state.onDoubleClick || (() => sendAll(0));
   state.onKey = state.onKey || ((event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || !state.chart || !state.chart._fullLayout) return;
     const at = event.target;
@@ -84,7 +95,7 @@ export default function (component) {
     const key = event.key.toLowerCase();
     if (!KEYS.has(key)) return;
     event.preventDefault();
-    if (key === "0") send([null, null], 0);
+    if (key === "0") sendAll(0);
     else send(moved(key, state.chart._fullLayout.xaxis.range.map(Number), state.full), 80);
   });
 
