@@ -7,7 +7,6 @@ the player, and playing nothing. It knows widgets and session state; what is dra
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from math import ceil, floor
 from typing import cast
@@ -27,8 +26,8 @@ from analyzer.pages.parts.block_pick import pick_listener
 from analyzer.pages.parts.block_shown import CHART, SIDES_SHOWN, Shown, choose, shown_now
 from analyzer.pages.parts.block_snapshot import snapshot_section
 from analyzer.pages.parts.messages import guarded, plain
+from analyzer.pages.parts.shown_range import Axis, digest, follow_zoom, slider
 from analyzer.pages.parts.timeline import theme
-from analyzer.pages.parts.zoom import zoom_listener
 from analyzer.run import Run, run_names
 
 _CSS = """<style>
@@ -137,13 +136,8 @@ def _draw(shown: Shown) -> list[MapPicture]:
         alt=alt_text(pictures, axis, shown.colour),
     )
     maps = map_axes(pictures)
-    zoom_listener(
-        CHART,
-        shown.axis.full,
-        shown.view,
-        key="zoom",
-        on_change=lambda: _zoomed(shown),
-        heights=list(maps.values()),
+    follow_zoom(
+        CHART, _axis(shown), list(maps.values()), lambda *ends: _blocks_zoomed(shown, *ends)
     )
     pick_listener(
         CHART,
@@ -158,22 +152,8 @@ def _draw(shown: Shown) -> list[MapPicture]:
 # ---- what was reported ------------------------------------------------------------------------
 
 
-def _zoomed(shown: Shown) -> None:
-    report = st.session_state["zoom"].range or {}
-    start, end = report.get("range") or (None, None)
-    asked = None if start is None or end is None else (float(start), float(end))
-    ask_range(shown, asked, str(report.get("view")))
-    if report.get("height") is not None and report.get("view") == shown.view:
-        _blocks_zoomed(shown, *report["height"])
-
-
-def ask_range(shown: Shown, asked: tuple[float, float] | None, view: str) -> None:
-    """Show that part; the whole axis is no range, whoever reports it."""
-    low, high = shown.axis.full
-    slack = (high - low) * 1e-3
-    if asked and asked[0] <= low + slack and asked[1] >= high - slack:
-        asked = None
-    state.set_range(asked, view)
+def _axis(shown: Shown) -> Axis:
+    return Axis(shown.axis.full, shown.view, shown.axis.unit, shown.by)
 
 
 def _picked(shown: Shown) -> None:
@@ -206,30 +186,19 @@ def _blocks_zoomed(shown: Shown, low: float | None, high: float | None) -> None:
 
 def _ranges(shown: Shown, pictures: list[MapPicture]) -> None:
     """Sliders for the axis and for the blocks: the keyboard's way to zoom, and the way back."""
-    low, high = shown.axis.full
     most = max(m.own.num_blocks for m in shown.maps.values())
     blocks = pictures[0].blocks
-    tag = hashlib.blake2b(shown.view.encode(), digest_size=6).hexdigest()
-    keys = f"map_range_{tag}", f"map_blocks_{tag}"
-    st.session_state[keys[0]] = shown.part
+    key = f"map_blocks_{digest(shown.view)}"
     with st.container(horizontal=True, vertical_alignment="bottom", key="range"):
-        unit = shown.axis.unit
-        st.slider(
-            "Shown range" + (f" ({unit})" if unit else ""),
-            low,
-            high,
-            step=10.0 ** np.floor(np.log10(max(high - low, 1e-6) / 1000)),
-            key=keys[0],
-            on_change=lambda: _slid(shown, keys[0]),
-        )
+        slider(shown.part, _axis(shown))
         if most > 1:
-            st.session_state[keys[1]] = blocks
+            st.session_state[key] = blocks
             st.slider(
                 "Shown blocks",
                 1,
                 most,
-                key=keys[1],
-                on_change=lambda: _slid_blocks(keys[1], most),
+                key=key,
+                on_change=lambda: _slid_blocks(key, most),
             )
         st.button(
             "Show all",
@@ -241,12 +210,6 @@ def _ranges(shown: Shown, pictures: list[MapPicture]) -> None:
         "Drag to zoom (across: time, down: blocks), Ctrl + wheel, double-click for all. "
         "Keys: W S zoom, A D move, 0 all. Click a block to light up its request. The upright line is the step below."
     )
-
-
-def _slid(shown: Shown, key: str) -> None:
-    start, end = st.session_state[key]
-    if end > start:
-        ask_range(shown, (float(start), float(end)), shown.view)
 
 
 def _slid_blocks(key: str, most: int) -> None:

@@ -21,7 +21,7 @@ from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.preempted import lanes_of
 from analyzer.pages.parts.request_choice import KEY, MOST_IN_URL
 from analyzer.pages.parts.shell import Opened
-from analyzer.pages.parts.time_range import Range, show_time
+from analyzer.pages.parts.shown_range import Axis, Range, show_part
 from analyzer.pages.parts.timeline import theme
 from analyzer.request_story import events_of, numbers, preemptions_cost_s
 from analyzer.request_table import Paired
@@ -31,7 +31,7 @@ STATIC = {**CONFIG, "displayModeBar": False}
 LANE_PX = 34
 
 
-def chosen_section(opened: Opened, pair: Paired, number: int, full: Range, view: str) -> None:
+def chosen_section(opened: Opened, pair: Paired, number: int, axis: Axis) -> None:
     """Everything about one request."""
     request_id = str(pair.ids[number])
     events = {side: events_of(run, request_id) for side, run in opened.runs.items()}
@@ -43,7 +43,7 @@ def chosen_section(opened: Opened, pair: Paired, number: int, full: Range, view:
                 st.button(
                     "Zoom to it",
                     icon=":material/zoom_in:",
-                    on_click=partial(show_time, _around(life, full), full, view),
+                    on_click=partial(show_part, _around(life, axis.full), axis),
                     key="zoom_to_request",
                 )
             st.button("Close", icon=":material/close:", on_click=_close, key="close_request")

@@ -47,7 +47,7 @@ from analyzer.pages.parts.request_choice import (
 )
 from analyzer.pages.parts.request_chosen import chosen_section
 from analyzer.pages.parts.shell import Opened
-from analyzer.pages.parts.time_range import follow_zoom, range_slider, shown_time
+from analyzer.pages.parts.shown_range import Axis, follow_zoom, range_slider, shown_time
 from analyzer.pages.parts.timeline import theme
 from analyzer.request_table import Paired
 from analyzer.run import run_names
@@ -97,7 +97,8 @@ def lanes_section(opened: Opened) -> None:
         lanes = {side: lanes_of(opened.run(side)) for side in sides}
         full = (0.0, max(max(x.end_of_run_s for x in lanes.values()), 1e-9))
         view = f"{opened.key}\0requests"
-        shown = shown_time(full, view)
+        axis = Axis(full, view)
+        shown = shown_time(axis)
         number = chosen_number(pair)
         drawn = _Drawn(opened, pair, lanes, shown, number)
         rows = drawn.rows(which)
@@ -110,13 +111,13 @@ def lanes_section(opened: Opened) -> None:
             config=CONFIG,
             alt=alt_text(rows, shown),
         )
-        follow_zoom("lanes", full, view)
-        range_slider(shown, full, view)
+        follow_zoom("lanes", axis)
+        range_slider(shown, axis)
         _words(lanes, drawn, which, shown)
         _data(lanes, shown)
         say_unknown(pair)
         if number is not None:
-            chosen_section(opened, pair, number, full, view)
+            chosen_section(opened, pair, number, axis)
 
 
 def _clicked(pair: Paired) -> None:

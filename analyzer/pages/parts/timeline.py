@@ -6,7 +6,6 @@ session state; what is in the rows is known in `view`.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping
 from functools import partial
 from typing import cast
@@ -18,8 +17,14 @@ from analyzer.aligned import ALIGNMENTS, Aligned, Alignment, data_table, range_s
 from analyzer.look import DARK, LIGHT, Side, Theme, seconds, three_digits
 from analyzer.pages.parts.events import events_section
 from analyzer.pages.parts.messages import guarded
-from analyzer.pages.parts.state import asked_range, forget_range, look_at, set_range, write_url
-from analyzer.pages.parts.zoom import zoom_listener
+from analyzer.pages.parts.shown_range import (
+    Axis,
+    digest,
+    follow_zoom,
+    range_slider,
+    show_part,
+)
+from analyzer.pages.parts.state import asked_range, forget_range, look_at, write_url
 from analyzer.run import Run
 from analyzer.timeline_rows import ROWS, timeline_rows
 from analyzer.timeline_view import View
@@ -53,7 +58,7 @@ def timeline_section(key: str, runs: Mapping[Side, Run]) -> None:
         _chart(pair, shown, which, view)
         if shown != pair.full:  # below the chart, which stays where it is
             _overview(pair, shown, view)
-        _range_slider(pair, shown, view)
+        range_slider(shown, _axis(pair, view))
         _range_words(pair, shown)
         _data(pair, shown)
         events_section(pair, shown, by)
@@ -105,25 +110,29 @@ def _overview(pair: Aligned, shown: tuple[float, float], view: str) -> None:
     whole = View(pair, pair.full, ("blocks",))
     marks = whole.mean("used_blocks", "mean KV blocks")
     top = max(run.recording.pool_blocks for run in pair.runs.values()) * 1.05
-    key = f"overview_{_digest(view)}"
+    key = f"overview_{digest(view)}"
     low, high = (three_digits(v) for v in shown)
     st.plotly_chart(
         figures.overview(marks, pair.axis(pair.full), shown, top, theme()),
         theme=None,
         key=key,
         config={**figures.CONFIG, "displayModeBar": False},
-        on_select=partial(_selected, key, view, pair.full),
+        on_select=partial(_selected, key, _axis(pair, view)),
         selection_mode="box",
         alt=f"KV blocks in use over the whole run; shown is {low} to {high} {pair.unit}.".strip(),
     )
 
 
-def _selected(key: str, view: str, full: tuple[float, float]) -> None:
+def _axis(pair: Aligned, view: str) -> Axis:
+    return Axis(pair.full, view, pair.unit, pair.by)
+
+
+def _selected(key: str, axis: Axis) -> None:
     boxes = st.session_state[key].selection.box
     if boxes:
         start, end = sorted(float(x) for x in boxes[0]["x"][:2])
         if end > start:
-            _ask((start, end), view, full)
+            show_part((start, end), axis)
 
 
 def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: str) -> None:
@@ -136,50 +145,7 @@ def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: st
         config=figures.CONFIG,
         alt=figures.alt_text(rows, axis, pair.names),
     )
-    zoom_listener(
-        "timeline", pair.full, view, key="zoom", on_change=partial(_zoomed, pair.full)
-    )
-
-
-def _range_slider(pair: Aligned, shown: tuple[float, float], view: str) -> None:
-    """The keyboard's way to zoom, and the way back. A slider of its own per view, since a browser
-    moves the ends of one whose bounds change, and reports that as a choice."""
-    low, high = pair.full
-    key = f"range_slider_{_digest(view)}"
-    step = _round_step((high - low) / 1000)
-    st.session_state[key] = shown
-    with st.container(horizontal=True, vertical_alignment="center", key="range"):
-        st.slider(
-            "Shown range",
-            low,
-            high,
-            step=step,
-            key=key,
-            format=_slider_format(step, pair.unit),
-            on_change=_slid,
-            args=(key, view, pair.full),
-        )
-        st.button(
-            "Show all", on_click=forget_range, disabled=shown == pair.full, key="show_all"
-        )
-
-
-def _digest(view: str) -> str:
-    """A short name of a view, for the keys of widgets that belong to it."""
-    return hashlib.blake2b(view.encode(), digest_size=6).hexdigest()
-
-
-def _slider_format(step: float, unit: str) -> str:
-    """A printf format, in which a unit's percent sign is written twice."""
-    return f"%.{0 if step >= 1 else 3}f {unit}".rstrip().replace("f %", "f %%")
-
-
-def _round_step(width: float) -> float:
-    """The power of ten at or below a width, so that the slider's steps are round."""
-    step = 1e-3
-    while step * 10 <= width:
-        step *= 10
-    return step
+    follow_zoom("timeline", _axis(pair, view))
 
 
 def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:
@@ -216,24 +182,3 @@ def _data(pair: Aligned, shown: tuple[float, float]) -> None:
     st.dataframe(
         data_table(pair, shown), hide_index=True, height=320, alt="Timeline as a table"
     )
-
-
-def _zoomed(full: tuple[float, float]) -> None:
-    report = st.session_state["zoom"].range or {}
-    start, end = report.get("range") or (None, None)
-    shown = None if start is None or end is None else (float(start), float(end))
-    _ask(shown, str(report.get("view")), full)
-
-
-def _slid(key: str, view: str, full: tuple[float, float]) -> None:
-    start, end = st.session_state[key]
-    if end > start:
-        _ask((float(start), float(end)), view, full)
-
-
-def _ask(shown: tuple[float, float] | None, view: str, full: tuple[float, float]) -> None:
-    """Show that part; the whole axis is no range, whoever reports it."""
-    slack = (full[1] - full[0]) * 1e-3
-    if shown and shown[0] <= full[0] + slack and shown[1] >= full[1] - slack:
-        shown = None
-    set_range(shown, view)
