@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.pages.parts.store import Store
-from tests.browser.driver import CHROMIUM, WAIT_MS, Watched, browser, running_app, watched_page
+from tests.browser.driver import CHROMIUM, WAIT_MS, Watched, running_app, watched_page
 from tests.builders import make_meta, make_requests, make_steps, write
 
 pytestmark = [
@@ -34,12 +34,6 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def address(cache: Path) -> Iterator[str]:
     with running_app(cache) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
         yield found
 
 

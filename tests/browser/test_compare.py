@@ -16,8 +16,6 @@ from tests.browser.driver import (
     ROOT,
     WAIT_MS,
     Watched,
-    browser,
-    running_app,
     watched_page,
 )
 
@@ -35,15 +33,8 @@ MADE_UP = "TIMESTAMP,ContextTokens,GeneratedTokens\n" + "".join(
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_app(tmp_path_factory.mktemp("cache")) as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
+def address(server: str) -> str:
+    return server
 
 
 @pytest.fixture

@@ -14,8 +14,6 @@ from tests.browser.driver import (
     ROOT,
     WAIT_MS,
     Watched,
-    browser,
-    running_app,
     watched_page,
 )
 from tests.evidence_texts import v1, v1_pool
@@ -37,15 +35,8 @@ CHART = """() => {
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_app(tmp_path_factory.mktemp("cache")) as found:
-        yield f"{found}/diagnose"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
+def address(server: str) -> str:
+    return f"{server}/diagnose"
 
 
 @pytest.fixture

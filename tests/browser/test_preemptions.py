@@ -13,8 +13,6 @@ from tests.browser.driver import (
     CHROMIUM,
     WAIT_MS,
     Watched,
-    browser,
-    running_app,
     watched_page,
 )
 
@@ -31,15 +29,8 @@ TITLE = "() => document.querySelector('.st-key-story h2').innerText"
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_app(tmp_path_factory.mktemp("cache")) as found:
-        yield f"{found}/preemptions"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
+def address(server: str) -> str:
+    return f"{server}/preemptions"
 
 
 def show(page: Watched, url: str) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import zipfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +21,6 @@ from tests.browser.driver import (
     ROOT,
     WAIT_MS,
     Watched,
-    browser,
-    running_app,
     watched_page,
 )
 from tests.report_builders import MARKUP, pair
@@ -41,15 +38,8 @@ PREVIEW_DRAWN = """() => {
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
-
-
-@pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_app(tmp_path_factory.mktemp("cache")) as found:
-        yield found
+def address(server: str) -> str:
+    return server
 
 
 def sample_pair() -> tuple[Run, Run]:

@@ -14,8 +14,6 @@ from tests.browser.driver import (
     CHROMIUM,
     WAIT_MS,
     Watched,
-    browser,
-    running_app,
     watched_page,
 )
 
@@ -34,15 +32,8 @@ LABELS_INSIDE = """() => [...document.querySelectorAll('.st-key-lanes .annotatio
 
 
 @pytest.fixture(scope="module")
-def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    with running_app(tmp_path_factory.mktemp("cache")) as found:
-        yield f"{found}/requests"
-
-
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with browser() as found:
-        yield found
+def address(server: str) -> str:
+    return f"{server}/requests"
 
 
 @pytest.fixture
