@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     from analyzer.diagnose_command import add_parser
     from analyzer.estimate_command import add_parser as add_estimate
     from analyzer.report_command import add_parser as add_report
+    from analyzer.validate_command import add_parser as add_validate
 
     parser = argparse.ArgumentParser(
         prog="python -m analyzer", description="Figures of recordings."
@@ -50,6 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_parser(commands)
     add_estimate(commands)
     add_report(commands)
+    add_validate(commands)
     return parser
 
 
