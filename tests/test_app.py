@@ -154,6 +154,42 @@ def test_a_range_in_the_link_is_the_range_of_the_axis(store: Store, tmp_path: Pa
     assert charts(app)[0]["layout"]["xaxis"]["range"] == [1.0, 3.0]
 
 
+def test_a_link_between_pages_sets_the_range_of_a_session_once(
+    store: Store, tmp_path: Path
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(source="Recordings", a=a, b=b, t="0-1")
+    app.get_by_key("by").set_value("step").run()
+
+    app.query_params["t"] = "1-3"  # as a browser sends it after a press on such a link
+    app.query_params["go"] = "0a1b2c3d"
+    app.run()
+    followed = charts(app)[0]["layout"]["xaxis"]
+    app.query_params["t"] = "1-3"  # a browser may send the URL of before the next zoom
+    app.query_params["go"] = "0a1b2c3d"
+    (slider,) = (e for e in app.slider if e.label == "Shown range")
+    slider.set_range(2.0, 3.0).run()
+
+    assert not app.exception
+    assert followed["title"]["text"] == "Time since the start (s)"
+    assert followed["range"] == [1.0, 3.0]
+    assert charts(app)[0]["layout"]["xaxis"]["range"] == [2.0, 3.0]
+    assert app.query_params["t"] == "2-3"
+    assert "go" not in app.query_params
+
+
+def test_the_range_of_a_url_without_a_link_gives_way_to_that_of_the_session(
+    store: Store, tmp_path: Path
+) -> None:
+    a, b = link(store, *write_pair(tmp_path))
+    app = open_page(source="Recordings", a=a, b=b, t="0-1")
+
+    app.query_params["t"] = "1-3"
+    app.run()
+
+    assert charts(app)[0]["layout"]["xaxis"]["range"] == [0.0, 1.0]
+
+
 def test_a_part_of_the_axis_comes_with_a_strip_of_the_whole(
     store: Store, tmp_path: Path
 ) -> None:

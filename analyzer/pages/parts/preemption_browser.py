@@ -21,7 +21,7 @@ from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.preempted import MOST_TYPED, lanes_of, listed, rows_of
 from analyzer.pages.parts.timeline import theme
-from analyzer.preemption_around import around, in_words
+from analyzer.preemption_around import around, in_words, stretch
 from analyzer.preemption_figure import STATIC, alt_around, lanes_around
 from analyzer.preemption_rows import (
     ORDERS,
@@ -66,7 +66,7 @@ def browser_section(key: str, runs: Mapping[Side, Run]) -> None:
             story = tell(runs[side], row, cascade)
             _card(story, side, runs)
         _surroundings(runs[side], row, cascade, side, story.title)
-        _links(row, side)
+        _links(row, runs[side])
         _other_run(runs, every.tables, str(row["request_id"]))
         _write_url(every.event(at))
 
@@ -379,13 +379,17 @@ def _surroundings(
         )
 
 
-def _links(row: Mapping[str, Any], side: Side) -> None:
+def _links(row: Mapping[str, Any], run: Run) -> None:
+    """To what surrounds it on the other pages; those with a time axis show the stretch around it."""
     request_id, step = str(row["request_id"]), str(row["step"])
+    near = None if run.steps.is_empty() else stretch(row, run.steps)
     with st.container(horizontal=True, key="event_links"):
+        shell.link_to("compare", "This moment on the timeline", ":material/timeline:", near)
         shell.link_to(
             "block-map",
             "Block map at this step",
             ":material/grid_view:",
+            near,
             step=step,
             request=request_id,
         )

@@ -162,12 +162,21 @@ def open_pair() -> Opened | None:
     return Opened(key, ref, a, b, source, is_sample, is_previous(source), c)
 
 
-def link_to(path: str, label: str, icon: str | None = None, **query: str | None) -> None:
-    """A link to another page that shows the same pair. query: more of the URL, None left out."""
+def link_to(
+    path: str,
+    label: str,
+    icon: str | None = None,
+    shown: tuple[float, float] | None = None,
+    **query: str | None,
+) -> None:
+    """A link to another page that shows the same pair. shown: the range of time to show there, in
+    seconds, None for what is shown here; query: more of the URL, None left out."""
     page = cast(Mapping[str, StreamlitPage], st.session_state.get(_PAGES, {})).get(path)
     if page is None:  # a page drawn alone, as in a test
         return
     wanted = {**state.url_of_pair(), **{k: v for k, v in query.items() if v is not None}}
+    if shown is not None:
+        wanted |= state.range_query(shown)
     st.page_link(page, label=label, icon=icon, query_params=wanted, width="content")
 
 

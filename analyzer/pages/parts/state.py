@@ -9,6 +9,7 @@ browser may send the URL as it was before the last change; the next run writes i
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ SHOWN_RANGE = "shown_range"  # (start, end) on the axis, or None for all of it
 VIEW = "view"  # what the range belongs to
 MADE_FROM = "made_from"
 FROM_LINK = "from_link"
+FOLLOWED = "followed"  # the last link with a range that was followed, see `follow_range`
 
 
 @dataclass(frozen=True)
@@ -94,6 +96,10 @@ def forget_range() -> None:
     st.session_state[VIEW] = None
 
 
+def _range_text(shown: tuple[float, float]) -> str:
+    return f"{shown[0]:.6g}-{shown[1]:.6g}"
+
+
 def parse_range(text: str) -> tuple[float, float] | None:
     """'100-130.5' -> (100.0, 130.5); None for anything else."""
     start, dash, end = text.partition("-")
@@ -102,6 +108,28 @@ def parse_range(text: str) -> tuple[float, float] | None:
     except ValueError:
         return None
     return found if dash and 0 <= found[0] < found[1] < float("inf") else None
+
+
+def range_query(shown: tuple[float, float]) -> dict[str, str]:
+    """The part of a link between pages that asks for a range of time, in seconds. `go` is another one
+    each time it is drawn, so that the link counts once, and again when it is drawn again."""
+    return {"t": _range_text(shown), "go": secrets.token_hex(4)}
+
+
+def follow_range() -> None:
+    """Where a link between pages has asked for a range (`range_query`), show it, once.
+
+    The range is otherwise this session's, since a browser may send the `t` of before the last zoom.
+    """
+    turn = st.query_params.get("go")
+    if turn is None or turn == st.session_state.get(FOLLOWED):
+        return
+    st.session_state[FOLLOWED] = turn
+    if (found := parse_range(st.query_params.get("t", ""))) is None:
+        return
+    if st.session_state.get("by", "time") != "time":
+        st.session_state["by"] = "time"
+    st.session_state[SHOWN_RANGE] = found
 
 
 def asked_range() -> tuple[float, float] | None:
@@ -123,6 +151,7 @@ def asked_time_range() -> tuple[float, float] | None:
 def write_url() -> None:
     """Bring the URL to what is shown. A result of another trace than the one given is left out:
     opened again, the link replays its trace."""
+    follow_range()
     pair, shown, ref = shown_pair(), asked_range(), trace()
     if ref is not None and made_from() != ref.key:
         pair = shown = None
@@ -130,7 +159,8 @@ def write_url() -> None:
         "a": pair.a if pair else None,
         "b": pair.b or None if pair else None,
         "c": pair.c or None if pair else None,
-        "t": f"{shown[0]:.6g}-{shown[1]:.6g}" if shown else None,
+        "t": _range_text(shown) if shown else None,
+        "go": None,
         "trace": ref.id if ref else None,
         "columns": _columns_text(ref) if ref else None,
     }
