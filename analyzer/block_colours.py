@@ -63,10 +63,10 @@ def state_colour(state: CellState, theme: Theme) -> str:
         CellState.UNUSED: _mixed(theme.ground, theme.text, 0.03),
         CellState.EMPTY: _mixed(theme.ground, theme.text, 0.09),
         CellState.CACHED: _mixed(theme.ground, theme.text, 0.22),
-        CellState.PREFILL: theme.ok,
-        CellState.DECODE: "#8fa3b8" if theme.template == "plotly_white" else "#74879c",
+        CellState.PREFILL: theme.role("prefill"),
+        CellState.DECODE: theme.role("decode"),
         CellState.SHARED: "#F0E442",
-        CellState.FENCED: theme.swap,
+        CellState.FENCED: theme.role("swap"),
     }[state]
 
 

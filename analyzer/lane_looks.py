@@ -55,12 +55,12 @@ def phase_colour(phase: int, theme: Theme, is_flat: bool = False) -> str:
     """
     colour = {
         QUEUED: _mixed(theme.grey, theme.ground, 0.58),
-        PREFILL: theme.ok,
-        DECODE: _mixed(theme.grey, theme.ground, 0.12),
+        PREFILL: theme.role("prefill"),
+        DECODE: theme.role("decode"),
         PREEMPTED: theme.preempt,
-        RECOMPUTING: theme.preempt,
-        SWAPPED: theme.swap,
-        RESTORING: theme.swap,
+        RECOMPUTING: theme.role("recomputed"),
+        SWAPPED: theme.role("swap"),
+        RESTORING: theme.role("swap"),
     }[phase]
     return _mixed(colour, theme.ground, 0.42) if is_flat and phase in _HATCHES else colour
 

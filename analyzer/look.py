@@ -17,7 +17,8 @@ Role = Literal["prefill", "decode", "recomputed", "cached", "swap", "stall"]
 @dataclass(frozen=True)
 class Theme:
     """Colours of one brightness. Source: Okabe and Ito 2008, lightened for dark grounds; the
-    third run has the wine of Tol 2021, since every other colour of theirs means something here."""
+    third run has the wine of Tol 2021, since every other colour of theirs means something here.
+    decode: a slate, since grey is what is free or cached."""
 
     template: str
     text: str
@@ -30,6 +31,7 @@ class Theme:
     preempt: str
     swap: str
     ok: str
+    decode: str
     grey: str
     preempt_text: str
     chosen_text: str
@@ -43,7 +45,7 @@ class Theme:
     def role(self, role: Role) -> str:
         return {
             "prefill": self.ok,
-            "decode": self.grey,
+            "decode": self.decode,
             "recomputed": self.preempt,
             "cached": self.grey,
             "swap": self.swap,
@@ -63,6 +65,7 @@ LIGHT = Theme(
     preempt="#D55E00",
     swap="#CC79A7",
     ok="#009E73",
+    decode="#7d90a6",
     grey="#8a8d96",
     preempt_text="#b04700",
     chosen_text="#005a8e",
@@ -82,6 +85,7 @@ DARK = Theme(
     preempt="#F0743B",
     swap="#E39AC4",
     ok="#2DC08D",
+    decode="#74879c",
     grey="#9a9da6",
     preempt_text="#F28B5B",
     chosen_text="#8ecbf0",
