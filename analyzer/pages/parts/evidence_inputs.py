@@ -28,6 +28,7 @@ from analyzer.pages.parts.evidence_reading import (
 from analyzer.pages.parts.evidence_state import EvidenceRef
 from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.messages import guarded, say_error
+from analyzer.pages.parts.store import Entry, Store
 from traces.errors import EvidenceError, FileError, KVReplayError
 
 LOOK_EVERY_S = 0.4
@@ -119,11 +120,7 @@ def _take(pasted: str, uploads: list[Any], path: str, add: bool) -> None:
     for upload in uploads[:MAX_FILES]:
         if not upload.size:
             raise FileError(upload.name, "", "the file is empty", "Check how it was written.")
-        bar = st.progress(0.0, text="Storing")
-        size = upload.size
-        entry = store.spool(upload, upload.name, lambda n, b=bar, s=size: b.progress(min(1.0, n / s)))  # type: ignore[misc]  # fmt: skip
-        bar.empty()
-        ids.append(entry.id)
+        ids.append(_spooled(store, upload).id)
     if path:
         ids += [store.link(p).id for p in _paths(path)]
     if pasted.strip():
@@ -135,6 +132,15 @@ def _take(pasted: str, uploads: list[Any], path: str, add: bool) -> None:
     state.ask(EvidenceRef("files", tuple(dict.fromkeys(ids))))
     st.session_state[_TURN] += 1  # let go of uploaded bytes, which the widget holds
     st.rerun()
+
+
+def _spooled(store: Store, upload: Any) -> Entry:
+    """The upload on disk, with a bar while it is copied. Raises FileError."""
+    size = int(upload.size)
+    bar = st.progress(0.0, text="Storing")
+    entry = store.spool(upload, upload.name, lambda done: bar.progress(min(1.0, done / size)))
+    bar.empty()
+    return entry
 
 
 def _paths(text: str) -> list[Path]:
