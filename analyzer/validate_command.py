@@ -24,7 +24,7 @@ from analyzer.validation import (
     show_value,
     validate,
 )
-from traces.errors import KVReplayError, RecordingError, SettingsError
+from traces.errors import KVReplayError, SettingsError
 from traces.recording import Recording, open_recording
 from traces.replay import workload_of
 from traces.workload import Workload
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from engine.calibrate import Calibration
     from engine.config import EngineSettings
 
-OWN_CLOCKS = ("modelled", "step")
+OWN_CLOCKS = ("modelled", "step", "latency")
 OURS = "This recording is the simulator's own: it needs no validation."
 Say = Callable[[float, str], object]
 Cancelled = Callable[[], bool]
@@ -79,15 +79,18 @@ def is_own(recording: Recording) -> bool:
 
 
 def plan(recording: Recording, **changes: Any) -> Plan:
-    """The requests of a recording and its own settings, on the modelled clock, with `changes`.
+    """The requests of a recording and its own settings, with `changes`; on the modelled clock unless it
+    was simulated on another.
 
     Raises: SettingsError, WorkloadError where the recording cannot be run again.
     """
     from engine.replay import settings_of
 
+    said = str(recording.meta.settings.get("clock"))
+    clock = said if is_own(recording) and said in OWN_CLOCKS else "modelled"
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        settings = settings_of(recording.meta, clock="modelled", **changes)
+        settings = settings_of(recording.meta, clock=clock, **changes)
     workload = workload_of(recording)
     notes = (*(str(w.message) for w in caught), *workload.report.notes)
     return Plan(workload, settings, notes)
@@ -308,6 +311,3 @@ def table_lines(found: Validation) -> list[str]:
             f"  {c.label:<44}{observed:>14}{show_value(c.name, c.simulated):>14}{show_error(c):>20}  {c.grade or 'not counted'}"
         )
     return rows
-
-
-__all__ = ["Calibrated", "Plan", "RecordingError", "add_parser", "calibrate_on", "is_own", "plan"]

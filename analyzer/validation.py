@@ -27,7 +27,9 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 TIMES = ("ttft_s", "tpot_s", "e2e_s")
 MIN_REQUESTS = 5  # that finished on both sides; fewer have no percentiles
 FEW_REQUESTS = 100  # below, a 99th percentile is one request, and does not count
-THRASH = 2  # preemptions by which two small counts may differ and still be good; fair: twice that
+THRASH = (
+    2  # preemptions by which two small counts may differ and still be good; fair: twice that
+)
 
 
 @dataclass(frozen=True)
@@ -111,12 +113,12 @@ class Validation:
 
     @property
     def sentence(self) -> str:
-        """How near the simulator comes, in one line, worst headline last."""
+        """How near the simulator comes, in one line."""
         graded = [c for c in self.checks if c.grade is not None and c.name in HEADLINES]
         if not graded:
             return "Nothing was recorded by which the simulator could be judged."
-        parts = [f"{_apart(c)} on {_spoken(c)}" for c in _said(graded)]
-        return f"Simulator {', '.join(parts)}."
+        first, *others = (f"{_apart(c)} on {_spoken(c)}" for c in _said(graded))
+        return f"Simulator within {', '.join([_of_this(first), *others])}."
 
 
 def validate(observed: Recording, simulated: Recording, *, since_s: float = 0.0) -> Validation:
@@ -240,7 +242,9 @@ def _pair(
     if pairs.height < MIN_REQUESTS:
         return None, None
     share = dict(PERCENTILES)[which]
-    observed, simulated = (float(np.quantile(pairs[c].to_numpy(), share)) for c in pairs.columns)
+    observed, simulated = (
+        float(np.quantile(pairs[c].to_numpy(), share)) for c in pairs.columns
+    )
     return observed, simulated
 
 
@@ -291,9 +295,7 @@ def _checked(name: str, observed: float | None, simulated: float | None) -> Chec
     if first == "num_preemptions" and abs(simulated - observed) <= 2 * THRASH:
         near: Grade = "good" if abs(simulated - observed) <= THRASH else "fair"
         by_share = _grade(abs(error), bound) if error is not None else "poor"
-        return Check(
-            name, observed, simulated, error, min(near, by_share, key=GRADES.index)
-        )
+        return Check(name, observed, simulated, error, min(near, by_share, key=GRADES.index))
     if error is None:
         if first in ("num_running", "num_waiting", "used_blocks"):
             return Check(name, observed, simulated, None, None, "none was observed")
@@ -335,15 +337,19 @@ def _said(graded: list[Check]) -> list[Check]:
     return [c for c in found if c is not None]
 
 
+def _of_this(text: str) -> str:
+    return text.replace(" on ", " of this run on ", 1)
+
+
 def _apart(check: Check) -> str:
     if check.error is None:
-        return f"off ({show(check.name, check.simulated)} for {show(check.name, check.observed)})"
-    return f"within {whole_percent(check.error)}"
+        return f"{show(check.name, check.simulated)} for {show(check.name, check.observed)}"
+    return whole_percent(check.error)
 
 
 def _spoken(check: Check) -> str:
     if check.name == "used_distance":
-        return "blocks in use (of the pool, at any time)"
+        return "blocks in use (of the pool)"
     first, _, which = check.name.partition(" ")
     word = {"output_tokens_per_s": "throughput", "num_preemptions": "preemptions"}.get(
         first, LABELS[first]
@@ -383,10 +389,14 @@ def bounds_in_words() -> str:
     parts = [
         f"{LABELS[name]}: {100 * b.good:g} / {100 * b.fair:g} %" for name, b in BOUNDS.items()
     ]
-    return "Largest error that is good / fair, beyond is poor: " + "; ".join(parts) + (
-        f". Preemptions that differ by {THRASH} are good, by {2 * THRASH} fair. The grade of the whole is the worst of "
-        "throughput, TPOT and TTFT, blocks in use at one time, and preemptions; a p99 counts from "
-        f"{FEW_REQUESTS} requests on."
+    return (
+        "Largest error that is good / fair, beyond is poor: "
+        + "; ".join(parts)
+        + (
+            f". Preemptions that differ by {THRASH} are good, by {2 * THRASH} fair. The grade of the whole is the worst of "
+            "throughput, TPOT and TTFT, blocks in use at one time, and preemptions; a p99 counts from "
+            f"{FEW_REQUESTS} requests on."
+        )
     )
 
 
@@ -408,3 +418,12 @@ def as_document(found: Validation) -> dict[str, Any]:
             for c in found.checks
         },
     }
+
+
+def from_document(document: Mapping[str, Any]) -> Validation:
+    """The validation that `as_document` wrote. Raises KeyError, TypeError for anything else."""
+    checks = tuple(
+        Check(name, c["observed"], c["simulated"], c["error"], c["grade"], c.get("why", ""))
+        for name, c in document["figures"].items()
+    )
+    return Validation(checks, document["grade"], document["num_requests"], document["since_s"])
