@@ -19,8 +19,8 @@ from analyzer.summary import summarize
 from traces.recording import Recording, open_recording
 
 _ADDED = (
-    "computed_tokens", "num_requests", "num_finished", "num_refused", "num_steps", "num_preemptions", "num_preempted_requests",
-    "preemption_cost_s", "recomputed_tokens", "prefix_cached_tokens", "restored_tokens", "swap_out_bytes",
+    "computed_tokens", "num_requests", "num_finished", "num_refused", "num_unfinished", "num_steps", "num_preemptions",
+    "num_preempted_requests", "preemption_cost_s", "recomputed_tokens", "prefix_cached_tokens", "restored_tokens", "swap_out_bytes",
     "swap_in_bytes", "stall_s",
 )  # fmt: skip
 
@@ -30,8 +30,9 @@ class Outcome:
     """A change and what came of it.
 
     changes: lever -> value; figures: as `summarize` names them, of all replicas together, with
-    computed_tokens, num_gpu_blocks (of each), goodput_rps (where bounds were given); recordings: where the proof
-    lies; refused: why it cannot run, "" where it did.
+    computed_tokens, num_unfinished, status (of the first replica that did not complete), num_gpu_blocks (of
+    each), goodput_rps (where bounds were given); recordings: where the proof lies; refused: why it cannot
+    run, "" where it did.
     """
 
     changes: Mapping[str, Any]
@@ -51,17 +52,29 @@ def outcome_of(
 ) -> Outcome:
     """Read a trial's recordings. bounds: as `goodput_of` takes them. Raises RecordingError."""
     figures: list[dict[str, Any]] = []
-    requests: list[pl.DataFrame] = []
+    tables: list[pl.DataFrame] = []
     for path in recordings:
         with open_recording(path) as recording:
-            figures.append(summarize(recording) | {"computed_tokens": _computed(recording)})
-            requests.append(recording.requests)
-    together = figures[0] if len(figures) == 1 else _together(figures, pl.concat(requests))
+            figures.append(_figures(recording))
+            tables.append(recording.requests)
+    requests = pl.concat(tables)
+    together = figures[0] if len(figures) == 1 else _together(figures, requests)
     together["num_gpu_blocks"] = num_gpu_blocks
     if bounds is not None:
-        found = goodput_of(pl.concat(requests), bounds, together["duration_s"])
+        found = goodput_of(requests, bounds, together["duration_s"])
         together["goodput_rps"] = found.requests_per_s
     return Outcome(dict(changes), together, tuple(recordings))
+
+
+def _figures(recording: Recording) -> dict[str, Any]:
+    """Those of `summarize`, and what is asked of a trial besides."""
+    unfinished = recording.requests["status"].cast(pl.String) == "unfinished"
+    return {
+        **summarize(recording),
+        "computed_tokens": _computed(recording),
+        "num_unfinished": int(unfinished.sum()),
+        "status": recording.status,
+    }
 
 
 def _together(figures: Sequence[Mapping[str, Any]], requests: pl.DataFrame) -> dict[str, Any]:
@@ -73,6 +86,7 @@ def _together(figures: Sequence[Mapping[str, Any]], requests: pl.DataFrame) -> d
     duration_s = max(f["duration_s"] for f in figures)
     return {
         **added,
+        "status": next((f["status"] for f in figures if f["status"] != "completed"), "completed"),
         "duration_s": duration_s,
         "recomputed_frac": _share(added["recomputed_tokens"], added["computed_tokens"]),
         "peak_used_frac": max((f["peak_used_frac"] or 0.0 for f in figures), default=None),
