@@ -20,6 +20,7 @@ USUAL: Mapping[str, tuple[Any, ...]] = {
     "async_scheduling": (None, False),
     "watermark": (None, 0),
     "tensor_parallel_size": (None, 1),
+    "pipeline_parallel_size": (None, 1),
     "kv_cache_dtype": (None, "auto"),
     "weight_dtype": (None, "auto"),
     "compat": (None,),
@@ -32,6 +33,7 @@ _SAID = {
     "async_scheduling": "asynchronous scheduling",
     "watermark": "watermark {}",
     "tensor_parallel_size": "tensor parallel {}",
+    "pipeline_parallel_size": "{} pipeline stages",
     "kv_cache_dtype": "KV cache in {}",
     "weight_dtype": "weights in {}",
     "compat": "the faults of {}",
@@ -40,7 +42,7 @@ _SAID = {
 _USUAL_VICTIM = {"fcfs": "last", "priority": "priority"}  # by policy, as in vLLM
 _COPYING = ("swap", "offload", "cheapest")  # modes that move KV to the host
 # settings without effect on a run in another mode
-_COPIES = ("copy_path", "host_gib", "num_host_blocks")
+_COPIES = ("copy_path", "link_gb_per_s", "host_gib", "num_host_blocks")
 _SWAPS = ("copy_mode",)  # a host cache is always copied beside the computing
 _OFFLOADS = ("offload_connector", "offload_prompt_only", "lazy_offload", "load_steps", "store_steps")  # fmt: skip
 _IN_CONDITION = ("model", "device", "num_gpu_blocks", "kv_tokens")

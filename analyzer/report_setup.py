@@ -95,6 +95,12 @@ def _model(run: Run) -> str:
     return f"{name}, weights in {weights}" if weights else name
 
 
+_PARALLEL = (
+    ("tensor_parallel_size", ", {} of them (tensor parallel)"),
+    ("pipeline_parallel_size", ", {} pipeline stages"),
+)
+
+
 def _device(run: Run) -> str:
     name = _name(run.meta, "device")
     torch: Any = run.meta.get("torch")
@@ -104,11 +110,10 @@ def _device(run: Run) -> str:
             name += f", {torch.get('threads')} thread" + "s" * (torch.get("threads") != 1)
     if name is None:
         return "not stated"
-    parallel = run.meta.settings.get("tensor_parallel_size")
-    many = (
-        f", {parallel} of them (tensor parallel)"
-        if isinstance(parallel, int) and parallel > 1
-        else ""
+    many = "".join(
+        said.format(count)
+        for key, said in _PARALLEL
+        if isinstance(count := run.meta.settings.get(key), int) and count > 1
     )
     return f"{name}{many}"
 

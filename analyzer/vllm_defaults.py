@@ -29,11 +29,12 @@ _FLAGS: Mapping[str, tuple[str, Any]] = {
     "scheduler_reserve_full_isl": ("--scheduler-reserve-full-isl", True),
     "async_scheduling": ("--async-scheduling", True),
     "tensor_parallel_size": ("--tensor-parallel-size", 1),
+    "pipeline_parallel_size": ("--pipeline-parallel-size", 1),
     "kv_cache_dtype": ("--kv-cache-dtype", "auto"),
 }
 # what vLLM has no flag for -> what it does
 _OURS: Mapping[str, Any] = {"preemption_mode": "recompute", "victim": None, "compat": None}
-_COPIES = ("copy_path", "copy_mode", "host_gib", "num_host_blocks")
+_COPIES = ("copy_path", "copy_mode", "link_gb_per_s", "host_gib", "num_host_blocks")
 _OFFLOAD = ("offload_connector", "offload_prompt_only", "lazy_offload")
 
 

@@ -65,8 +65,13 @@ def read_setup(recording: Recording) -> Setup:
     if not isinstance(settings, Mapping):
         _refuse(label, "settings", f"the settings of the run are missing ({_shown(settings)})")
     tp = settings.get("tensor_parallel_size", 1)
-    if model.is_moe or model.is_mla or tp != 1:
-        what = f"tensor parallelism {_shown(tp)}" if tp != 1 else "a model with experts or MLA"
+    pp = settings.get("pipeline_parallel_size", 1)
+    if model.is_moe or model.is_mla or tp != 1 or pp != 1:
+        what = "a model with experts or MLA"
+        if tp != 1:
+            what = f"tensor parallelism {_shown(tp)}"
+        elif pp != 1:
+            what = f"pipeline parallelism {_shown(pp)}"
         raise RecordingError(
             label,
             "metadata",

@@ -20,6 +20,7 @@ from engine.cost_model import COPY_PATHS, CostParams, make_cost_params
 from engine.devices import DeviceSpec, load_device
 from engine.memory import default_token_budget, host_blocks, pool_blocks
 from engine.models import ModelShape, kv_bytes_per_block, load_model
+from engine.stages import check_pp
 from traces.errors import SettingsError
 
 POLICIES = ("fcfs", "priority")
@@ -54,7 +55,9 @@ class EngineSettings:
     offload_connector: vLLM's OffloadingConnector ("native") or SimpleCPUOffloadConnector;
     offload_prompt_only is the former's, lazy_offload the latter's. copy_path, copy_mode: how blocks
     cross the link; offload always copies asynchronously. load_steps, store_steps: how long its copies
-    take on the step and latency clocks. compat "vllm-0.26"
+    take on the step and latency clocks. pipeline_parallel_size: stages that the layers are dealt out
+    to, each of tensor_parallel_size devices. link_gb_per_s: of large copies to and from the host, each
+    way, in 1e9 bytes; None: the device's. compat "vllm-0.26"
     keeps that version's known faults. cost_overrides: parameters of the cost model by name.
     """
 
@@ -86,6 +89,8 @@ class EngineSettings:
     model: str = "llama-3.1-8b"
     device: str = "h100-sxm"
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
+    link_gb_per_s: float | None = None
     kv_cache_dtype: str = "auto"
     weight_dtype: str = "auto"
     compat: str | None = None
@@ -184,6 +189,7 @@ def _check(s: EngineSettings) -> None:
         ("long_prefill_token_threshold", 0, _MOST),
         ("num_host_blocks", 0, _MOST),
         ("tensor_parallel_size", 1, 1024),
+        ("pipeline_parallel_size", 1, 1024),
         ("load_steps", 1, _MOST),
         ("store_steps", 1, _MOST),
         ("livelock_steps", 1, _MOST),
@@ -199,6 +205,11 @@ def _check(s: EngineSettings) -> None:
         value = getattr(s, name)
         if not _is_number(value) or not low <= value <= high:
             raise SettingsError(f"{name} must lie between {low:g} and {high:g}, not {value!r}.")
+    link = s.link_gb_per_s
+    if link is not None and (not _is_number(link) or not 1e-3 <= link <= 1e6):
+        raise SettingsError(
+            f"link_gb_per_s must lie between 0.001 and 1e+06, not {link!r}. Leave it out for the device's own link."
+        )
 
 
 def _check_offload(s: EngineSettings) -> None:
@@ -221,7 +232,8 @@ def _check_offload(s: EngineSettings) -> None:
 class Resolved:
     """Everything a run needs: rules and cost for the core, the rest for the record.
 
-    pool_blocks: usable blocks (num_gpu_blocks - 1); block_bytes: KV bytes of a block over all GPUs.
+    pool_blocks: usable blocks (num_gpu_blocks - 1); block_bytes: KV bytes of a block over all GPUs;
+    device: with the link that was set.
     """
 
     settings: EngineSettings
@@ -243,9 +255,10 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
 
     Raises: SettingsError for anything that does not fit together.
     """
-    model, device = load_model(s.model), load_device(s.device)
+    model, device = load_model(s.model), _with_link(load_device(s.device), s.link_gb_per_s)
     seqs, budget, length = _batch_limits(s, model, device)
-    tp = s.tensor_parallel_size
+    tp, pp = s.tensor_parallel_size, s.pipeline_parallel_size
+    check_pp(model, pp)
     block_bytes = kv_bytes_per_block(model, s.block_size, s.kv_cache_dtype, tp) * tp
     if s.num_gpu_blocks is not None:
         blocks = s.num_gpu_blocks
@@ -266,6 +279,7 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
             block_size=s.block_size,
             max_num_batched_tokens=budget,
             max_num_seqs=seqs,
+            pp=pp,
         )
     host = 0
     if s.preemption_mode != "recompute":
@@ -299,6 +313,7 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         block_size=s.block_size,
         copy_path=s.copy_path,
         overrides=s.cost_overrides,
+        pp=pp,
     )
     victim = s.victim or ("priority" if s.policy == "priority" else "last")
     rules = Rules(
@@ -333,6 +348,16 @@ def resolve(s: EngineSettings, *, concurrency: int | None = None) -> Resolved:
         store_steps=s.store_steps,
     )
     return Resolved(s, rules, cost, model, device, blocks, host, block_bytes)
+
+
+def _with_link(device: DeviceSpec, link_gb_per_s: float | None) -> DeviceSpec:
+    """The device behind a link of that speed each way; None: as it is."""
+    if link_gb_per_s is None:
+        return device
+    ways = ("link_in_bytes_per_s", "link_out_bytes_per_s")
+    sources = {**device.sources, **dict.fromkeys(ways, "given: link_gb_per_s of the settings")}
+    speeds: dict[str, Any] = dict.fromkeys(ways, link_gb_per_s * 1e9)
+    return replace(device, **speeds, sources=sources)
 
 
 def _connector(s: EngineSettings) -> Offload:

@@ -22,6 +22,7 @@ from engine.models import (
     kv_bytes_per_layer_token,
     weight_bytes_per_param,
 )
+from engine.stages import check_pp, stage_layers
 from traces.errors import SettingsError
 
 COPY_PATHS = ("loop", "batch", "coalesced")
@@ -30,9 +31,10 @@ COPY_PATHS = ("loop", "batch", "coalesced")
 class CostParams(NamedTuple):
     """Everything the compiled functions need, per GPU of the tensor-parallel group.
 
-    Times are for one GPU's share of the work (all GPUs do their share at once). `*_s` of a token,
+    Times are for one GPU's share of the work (all GPUs do their share at once); over pipeline stages,
+    of a round in which the batches in flight share the step's requests (`_pipelined`). `*_s` of a token,
     pair or row is the seconds it takes when nothing else limits. window_tokens 0: no window layers.
-    kv_block_bytes: of one block on one GPU; kv_block_total_bytes: on all of them (what a recording's
+    kv_block_bytes: of one block on one GPU (of the stage with most layers); kv_block_total_bytes: on all of them (what a recording's
     swap bytes count). copies_per_block: separate copies that the copy path needs for each block,
     0 where one copy takes a whole run of blocks. linear 1: the step costs
     (base_ms + prefill_ms * prefill + decode_ms * decode) / 1e3 instead.
@@ -100,13 +102,15 @@ def make_cost_params(
     block_size: int = 16,
     copy_path: str = "coalesced",
     overrides: Mapping[str, float] | None = None,
+    pp: int = 1,
 ) -> CostParams:
-    """CostParams of `model` on `tp` GPUs of `device`.
+    """CostParams of `model` on `tp` GPUs of `device` in each of `pp` pipeline stages.
 
-    Raises: SettingsError for an unknown data type, copy path or override (valid names listed), or
-    a tp that does not divide the heads.
+    Raises: SettingsError for an unknown data type, copy path or override (valid names listed),
+    a tp that does not divide the heads, or more stages than layers.
     """
     check_tp(model, tp)
+    check_pp(model, pp)
     if copy_path not in COPY_PATHS:
         raise SettingsError(
             f"copy_path {copy_path!r} is not known. Choose one of {', '.join(COPY_PATHS)}."
@@ -123,7 +127,9 @@ def make_cost_params(
     device = replace(device, **of_device)  # type: ignore[arg-type]
     fields = _linear_layers(model, device, tp, weight_dtype)
     fields |= _attention(model, device, tp, kv_dtype, activation_bytes(model, weight_dtype))
-    fields |= _copies(model, device, tp, kv_dtype, block_size, copy_path)
+    fields |= _copies(model, device, tp, kv_dtype, block_size, copy_path, pp)
+    if pp > 1:
+        fields = _pipelined(fields, model, device, tp, pp, weight_dtype)
     params = CostParams(linear=0, base_ms=0.0, prefill_ms=0.0, decode_ms=0.0, **fields)  # type: ignore[arg-type]
     of_params = {k: v for k, v in given.items() if k not in NUMBER_NAMES}
     return params._replace(**{k: _number(k, v) for k, v in of_params.items()})  # type: ignore[arg-type]
@@ -220,16 +226,72 @@ def _attention(
     }
 
 
-def _copies(
-    m: ModelShape, d: DeviceSpec, tp: int, kv_dtype: str, block_size: int, copy_path: str
+_SHARED = (
+    "token_compute_s", "context_token_s", "window_context_token_s", "request_s", "prefill_token_s",
+    "pair_s", "window_pair_s", "context_read_s", "window_context_read_s", "allreduce_token_s",
+    "allreduce_small_token_s",
+)  # fmt: skip
+_ONCE_A_BATCH = ("layers_overhead_s", "always_read_s", "experts_read_s", "decode_fixed_s",
+                 "prefill_fixed_s", "allreduce_fixed_s", "allreduce_switch_s")  # fmt: skip
+
+
+def _pipelined(
+    fields: Mapping[str, float],
+    m: ModelShape,
+    d: DeviceSpec,
+    tp: int,
+    pp: int,
+    weight_dtype: str,
 ) -> dict[str, float]:
-    """Copies between device and host. loop and batch move one layer's K or V of a block at a time."""
+    """The same terms for a round of a full pipeline: pp equal batches in flight, one on each stage.
+
+    A batch has N / pp of the round's tokens and takes 1 / pp of the layers' time on each stage; pp of
+    them pass. So arithmetic and attention of the N tokens are shared by the stages, while weights,
+    launches and latencies are paid once a batch and stage, which together is once. A batch touches
+    the experts of N / pp tokens. The slowest stage sets the pace: the one with most layers, and the
+    head's, where only the last works. Between stages each batch hands on hidden states and residual,
+    split over the tp GPUs (vLLM sends slices and gathers them), one way of the GPUs' link.
+    """
+    pace = pp * max(stage_layers(m.num_layers, pp)) / m.num_layers  # 1 where they divide
+    link = d.allreduce_at(2)
+    hop_bytes = 2.0 * m.hidden * activation_bytes(m, weight_dtype) / tp
+    hops = (pp - 1) / pp * hop_bytes
+    found = dict(fields)
+    found |= {name: fields[name] * pace / pp for name in _SHARED}
+    found |= {name: fields[name] * pace for name in _ONCE_A_BATCH}
+    found["expert_skip_frac"] = fields["expert_skip_frac"] ** (1.0 / pp)
+    found["head_read_s"] = fields["head_read_s"] * pp
+    found["allreduce_fixed_s"] += (pp - 1) * link.latency_s
+    for name, rate in (
+        ("allreduce_token_s", link.bytes_per_s),
+        ("allreduce_small_token_s", link.small_bytes_per_s),
+    ):
+        found[name] += hops / rate
+    if tp == 1:  # no all-reduce has set it
+        found["allreduce_switch_s"] = (pp - 1) * link.switch_s
+    return found
+
+
+def _copies(
+    m: ModelShape,
+    d: DeviceSpec,
+    tp: int,
+    kv_dtype: str,
+    block_size: int,
+    copy_path: str,
+    pp: int,
+) -> dict[str, float]:
+    """Copies between device and host. loop and batch move one layer's K or V of a block at a time.
+
+    Every GPU has its own link; over stages the one with most layers takes longest.
+    """
+    layers = max(stage_layers(m.num_layers, pp))
     block_bytes = kv_bytes_per_block(m, block_size, kv_dtype, tp)
-    fragments = m.num_layers * (1 if m.is_mla else 2)
+    fragments = layers * (1 if m.is_mla else 2)
     each = {"loop": d.loop_copy_s, "batch": d.batch_copy_s, "coalesced": d.coalesced_copy_s}
     return {
         "block_size_tokens": block_size,
-        "kv_block_bytes": block_bytes,
+        "kv_block_bytes": block_bytes * layers // m.num_layers,
         "kv_block_total_bytes": block_bytes * tp,
         "copies_per_block": 0 if copy_path == "coalesced" else fragments,
         "transfer_overhead_s": d.transfer_overhead_s,

@@ -178,6 +178,12 @@ def add_swap_flags(group: Any) -> None:
         help="whether a step waits for the copies of swaps (default blocking)",
     )
     group.add_argument(
+        "--link-gb-per-s",
+        type=float,
+        metavar="F",
+        help="speed of the host link each way, in 1e9 bytes/s (default: the device's)",
+    )
+    group.add_argument(
         "--offload-connector",
         choices=("native", "simple"),
         help="which of vLLM's connectors keeps the host cache (default native)",
@@ -225,6 +231,13 @@ def add_machine_flags(group: Any, *, real: bool = False) -> None:
         type=int,
         metavar="N",
         help=of_simulation("number of devices that share each layer (default 1)"),
+    )
+    group.add_argument(
+        "--pp",
+        dest="pipeline_parallel_size",
+        type=int,
+        metavar="N",
+        help=of_simulation("number of stages that the layers are dealt out to (default 1)"),
     )
     group.add_argument(
         "--kv-dtype",

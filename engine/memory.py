@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from engine.devices import DeviceSpec
 from engine.models import ModelShape, check_tp, kv_bytes_per_block
+from engine.stages import stage_shapes, stage_weights_bytes
 from traces.errors import SettingsError
 
 GIB = 2**30
@@ -62,11 +63,14 @@ def pool_blocks(
     max_num_batched_tokens: int | None = None,
     max_num_seqs: int = 256,
     activation_reserve_bytes: float | None = None,
+    pp: int = 1,
 ) -> int:
     """vLLM's num_gpu_blocks, null block included: nominal blocks (`models.py`) per GPU, floored.
 
     activation_reserve_bytes: everything besides weights and KV on each GPU; None: activation peak
-    + CUDA graphs + non-torch memory.
+    + CUDA graphs + non-torch memory. pp: pipeline stages; each holds the weights and the KV of its own
+    layers, the last one the sampler's memory too, and the pool is that of the tightest stage. Source:
+    vLLM 0.26, `get_kv_cache_configs`: num_blocks is the smallest among all workers.
 
     Raises: SettingsError that says how much is missing and which tp would fit.
     """
@@ -74,33 +78,35 @@ def pool_blocks(
         raise SettingsError(
             f"gpu_memory_utilization {gpu_memory_utilization!r} must be above 0 and at most 1. vLLM's default is 0.92."
         )
-    block_bytes = kv_bytes_per_block(model, block_size, kv_dtype, tp)
+    budget = max_num_batched_tokens or default_token_budget(device)
+    shapes = stage_shapes(model, pp)
+    block_bytes = [kv_bytes_per_block(shape, block_size, kv_dtype, tp) for shape in shapes]
 
-    def left(tp_: int) -> float:
-        reserve = activation_reserve_bytes
-        if reserve is None:
-            budget = max_num_batched_tokens or default_token_budget(device)
-            reserve = (
-                activation_peak_bytes(model, budget, max_num_seqs, tp_)
-                + CUDA_GRAPH_BYTES
-                + NON_TORCH_BYTES
-            )
-        return (
-            device.memory_bytes * gpu_memory_utilization
-            - model.weights_bytes(tp_, weight_dtype)
-            - reserve
-        )
+    def left(tp_: int) -> list[float]:
+        """Bytes for KV on a GPU of each stage."""
+        found = []
+        weights = stage_weights_bytes(model, pp, tp_, weight_dtype)
+        for i, shape in enumerate(shapes):
+            reserve = activation_reserve_bytes
+            if reserve is None:
+                rows = max_num_seqs if i == pp - 1 else 0
+                peak = activation_peak_bytes(shape, budget, rows, tp_)
+                reserve = peak + CUDA_GRAPH_BYTES + NON_TORCH_BYTES
+            found.append(device.memory_bytes * gpu_memory_utilization - weights[i] - reserve)
+        return found
 
-    num_blocks = int(left(tp) // block_bytes)
+    def missing(tp_: int) -> float:
+        """Bytes that the tightest stage lacks for two blocks; negative if it has them."""
+        return max(2 * b - room for b, room in zip(block_bytes, left(tp_), strict=True))
+
+    num_blocks = min(int(room // b) for b, room in zip(block_bytes, left(tp), strict=True))
     if num_blocks < 2:  # one is the null block
-        missing = (2 * block_bytes - left(tp)) / GIB
-        fits = next(
-            (t for t in _valid_tps(model) if t > tp and left(t) >= 2 * block_bytes), None
-        )
+        fits = next((t for t in _valid_tps(model) if t > tp and missing(t) <= 0), None)
         way = f"Use tp {fits}" if fits else "Use more or larger GPUs"
+        stages = f" in {pp} stages" if pp > 1 else ""
         raise SettingsError(
-            f"{model.name} does not fit on {tp} x {device.name}: weights, activations and one KV block need "
-            f"{missing:.1f} GiB more per GPU than {gpu_memory_utilization:g} of its {device.memory_bytes / GIB:.1f} GiB. "
+            f"{model.name} does not fit on {tp * pp} x {device.name}{stages}: weights, activations and one KV block need "
+            f"{missing(tp) / GIB:.1f} GiB more per GPU than {gpu_memory_utilization:g} of its {device.memory_bytes / GIB:.1f} GiB. "
             f"{way}, a smaller weight_dtype, or a higher gpu_memory_utilization."
         )
     return num_blocks

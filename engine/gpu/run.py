@@ -375,9 +375,9 @@ def _check(settings: EngineSettings) -> None:
         raise SettingsError(
             f"the torch engine has no clock {settings.clock}. Choose measured, or modelled for the simulator's decisions."
         )
-    if settings.tensor_parallel_size != 1:
+    if settings.tensor_parallel_size != 1 or settings.pipeline_parallel_size != 1:
         raise SettingsError(
-            "the torch engine runs on one device: leave --tp at 1 (simulate models more)."
+            "the torch engine runs on one device: leave --tp at 1 and --pp at 1 (simulate models more)."
         )
 
 

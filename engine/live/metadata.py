@@ -134,6 +134,7 @@ def engine_settings(config: Any, num_gpu_blocks: int, token_budget: int) -> dict
         "async_scheduling": bool(s.async_scheduling),
         "preemption_mode": preemption_mode(config),
         "tensor_parallel_size": int(config.parallel_config.tensor_parallel_size),
+        "pipeline_parallel_size": int(config.parallel_config.pipeline_parallel_size),
         "kv_cache_dtype": str(cache.cache_dtype),
         "model": model_name(config),
     }

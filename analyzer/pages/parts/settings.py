@@ -29,8 +29,6 @@ class Setting:
     notes: Mapping[str, str] = field(default_factory=dict)
 
 
-LINK = "link_gb_per_s"  # of the panel alone: stands for two parameters of the cost model
-
 FIRST = (
     Setting(
         "model",
@@ -101,7 +99,22 @@ MACHINE = (
         choices=("auto", "fp8"),
     ),
     Setting(
-        LINK,
+        "weight_dtype",
+        "Weight type",
+        "choice",
+        "Type of the linear layers' weights: auto keeps the model's own.",
+        choices=("auto", "fp8", "int8", "int4"),
+    ),
+    Setting(
+        "pipeline_parallel_size",
+        "Pipeline stages",
+        "int",
+        "`pipeline_parallel_size`: stages that the layers are dealt out to.",
+        least=1,
+        step=1,
+    ),
+    Setting(
+        "link_gb_per_s",
         "Link bandwidth (GB/s)",
         "float",
         "Between GPU and host, each way, for large copies. Empty: the device's.",
@@ -156,6 +169,12 @@ SCHEDULER = (
         "Chunked prefill",
         "bool",
         "`enable_chunked_prefill`: a prompt may be computed over several steps.",
+    ),
+    Setting(
+        "scheduler_reserve_full_isl",
+        "Full-prompt gate",
+        "bool",
+        "`scheduler_reserve_full_isl`: a request is admitted only when its whole prompt fits, not its first chunk.",
     ),
     Setting(
         "long_prefill_token_threshold",

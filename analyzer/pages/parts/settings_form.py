@@ -15,12 +15,13 @@ import streamlit as st
 
 from analyzer.look import three_digits
 from analyzer.pages.parts.messages import plain
-from analyzer.pages.parts.settings import ALL, FIRST, GROUPS, LINK, MODES, USUAL_PAIR, Setting
+from analyzer.pages.parts.settings import ALL, FIRST, GROUPS, MODES, USUAL_PAIR, Setting
 
 SAME = "as A"
 ALL_SETTINGS = "all_settings"
 DEFAULT = "default"  # left to the engine
 MODE = "preemption_mode"
+LINK = "link_gb_per_s"
 LINK_WAYS = ("link_in_bytes_per_s", "link_out_bytes_per_s")
 _STARTS = "form_starts"  # preset -> what its panel starts from
 _TURN = "form_turn"  # a new number gives every widget its start value anew
@@ -86,7 +87,7 @@ def engine_settings(recorded: Mapping[str, Any], known: Sequence[str]) -> dict[s
     overrides = dict(found.get("cost_overrides") or {})
     there, back = (overrides.get(way) for way in LINK_WAYS)
     if there is not None and there == back:
-        found[LINK] = there / 1e9
+        found[LINK] = there / 1e9  # how recordings said it before the engine had the setting
         overrides = {k: v for k, v in overrides.items() if k not in LINK_WAYS}
     return {**found, "cost_overrides": overrides}
 
@@ -176,16 +177,13 @@ def settings_form(
     other = one_pool({**base, **differs}, differs)
     if pressed:
         _keep(Start(base, differs, shape, third), preset)
-    c = _with_link({**base, MODE: third}) if third else None
-    return Choice(_with_link(base), _with_link(other), shape, c), pressed
+    c = {**base, MODE: third} if third else None
+    return Choice(base, other, shape, c), pressed
 
 
 def _offered(known: Mapping[str, Any]) -> dict[str, list[Setting]]:
     """The groups of settings, of each those that this engine has."""
-    found = {
-        title: [s for s in group if s.name == LINK or s.name in known]
-        for title, group in GROUPS.items()
-    }
+    found = {title: [s for s in group if s.name in known] for title, group in GROUPS.items()}
     return {title: group for title, group in found.items() if group}
 
 
@@ -255,16 +253,6 @@ def _say(value: Any) -> str:
     if isinstance(value, bool):
         return "on" if value else "off"
     return three_digits(value) if isinstance(value, float) else str(value)
-
-
-def _with_link(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The engine's settings: the link's bandwidth becomes two parameters of the cost model."""
-    found = dict(settings)
-    bandwidth = found.pop(LINK, None)
-    if bandwidth is not None:
-        both = dict.fromkeys(LINK_WAYS, bandwidth * 1e9)
-        found["cost_overrides"] = {**(found.get("cost_overrides") or {}), **both}
-    return found
 
 
 def one_pool(settings: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
