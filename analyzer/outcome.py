@@ -30,8 +30,8 @@ class Outcome:
     """A change and what came of it.
 
     changes: lever -> value; figures: as `summarize` names them, of all replicas together, with
-    computed_tokens, num_unfinished, status (of the first replica that did not complete), num_gpu_blocks (of
-    each), goodput_rps (where bounds were given); recordings: where the proof lies; refused: why it cannot
+    computed_tokens, num_unfinished, max_running (of one replica), status (of the first replica that did not
+    complete), num_gpu_blocks (of each), goodput_rps (where bounds were given); recordings: where the proof lies; refused: why it cannot
     run, "" where it did.
     """
 
@@ -73,6 +73,10 @@ def _figures(recording: Recording) -> dict[str, Any]:
         **summarize(recording),
         "computed_tokens": _computed(recording),
         "num_unfinished": int(unfinished.sum()),
+        "max_running": recording.scan("steps")
+        .select(pl.col("num_running").max())
+        .collect()
+        .item(),
         "status": recording.status,
     }
 
@@ -89,6 +93,7 @@ def _together(figures: Sequence[Mapping[str, Any]], requests: pl.DataFrame) -> d
         "status": next((f["status"] for f in figures if f["status"] != "completed"), "completed"),
         "duration_s": duration_s,
         "recomputed_frac": _share(added["recomputed_tokens"], added["computed_tokens"]),
+        "max_running": max((f["max_running"] or 0 for f in figures), default=None),
         "peak_used_frac": max((f["peak_used_frac"] or 0.0 for f in figures), default=None),
         "full_steps_frac": sum((f["full_steps_frac"] or 0.0) * f["num_steps"] for f in figures)
         / max(1, added["num_steps"]),
