@@ -28,7 +28,7 @@ from traces.errors import SettingsError
 from traces.routing import Router, assign, pieces
 from traces.workload import Workload
 
-REPLICA = "replica-{:02d}"
+REPLICA = "rank-{:02d}"
 _FIRST_ENDED = int(Status.FINISHED)  # this status and those after it: the request has ended
 _ROUTING_FRAC = 0.4  # of the progress: routing steps through the whole run once, too
 _FLUSH, _DRAINED, _MORE = int(Code.FLUSH), int(Code.DRAINED), int(Code.MORE)
@@ -60,7 +60,7 @@ def simulate_fleet(
     cancelled: Callable[[], bool] | None = None,
     overwrite: bool = False,
 ) -> FleetRun:
-    """Route the requests, simulate each replica, and record them in `out_dir`/replica-00, ...
+    """Route the requests, simulate each replica, and record them in `out_dir`/rank-00, ...
 
     replica_of: (N,) where they went already, instead of a rule. report: called with the share done and
     a few words. Raises SettingsError, RecordingError.
