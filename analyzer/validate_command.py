@@ -31,6 +31,7 @@ from traces.workload import Workload
 
 if TYPE_CHECKING:
     from engine.calibrate import Calibration
+    from engine.calibrate_samples import Source
     from engine.config import EngineSettings
 
 OWN_CLOCKS = ("modelled", "step", "latency")
@@ -143,7 +144,6 @@ def calibrate_on(
     Raises: RecordingError, SettingsError where the recording does not calibrate, with the reason.
     """
     from engine.calibrate import calibrate_sources
-    from engine.calibrate_samples import read_source
     from engine.devices import load_device
 
     def told(done: float, text: str) -> bool:
@@ -153,7 +153,7 @@ def calibrate_on(
 
     if told(0.05, "reading its steps"):
         return None
-    source = read_source(recording.root)
+    source = _samples(recording, cancelled)
     base = load_device(planned.settings.device, warn=False)
     if told(0.15, f"fitting to {len(source.steps):,} steps"):
         return None
@@ -174,13 +174,23 @@ def calibrate_on(
     return Calibrated(out, held_out, why_not, errors, done.caution)
 
 
+def _samples(recording: Recording, cancelled: Cancelled | None) -> Source:
+    """What the recording says of its device; of a live vLLM, what follows from deciding it again."""
+    from engine.calibrate_live import live_source
+    from engine.calibrate_samples import read_source
+
+    if recording.meta.executor == "vllm":
+        return live_source(recording, cancelled)
+    return read_source(recording.root)
+
+
 def _middle_s(recording: Recording) -> float:
     """Time since the first arrival by which half of the requests had come."""
     arrivals = recording.requests["arrival_s"].sort().to_numpy()
     return float(arrivals[len(arrivals) // 2] - arrivals[0]) if len(arrivals) else 0.0
 
 
-def _before(source: Any, recording: Recording, middle_s: float) -> Any:
+def _before(source: Source, recording: Recording, middle_s: float) -> Source:
     """The steps that began before that time after the first arrival."""
     start = float(recording.requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
     steps = recording.steps

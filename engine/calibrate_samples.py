@@ -132,8 +132,8 @@ def read_source(
         meta = recording.meta
         return Source(
             label=recording.label,
-            digest=_digest(recording),
-            workload=str(meta.workload_digest or _digest(recording)),
+            digest=digest_of(recording),
+            workload=str(meta.workload_digest or digest_of(recording)),
             workload_name=str(meta.workload.get("name") or recording.label),
             machine=machine_of(meta),
             software={k: v for k, v in meta.software.items() if isinstance(v, (str, int))},
@@ -161,7 +161,8 @@ def _check_clock(recording: Recording, allow_modelled: bool) -> None:
     )
 
 
-def _digest(recording: Recording) -> str:
+def digest_of(recording: Recording) -> str:
+    """32 hex digits over the tables of steps and events."""
     h = hashlib.blake2b(digest_size=16)
     for name in ("steps", "events"):
         for part in recording.parts.get(name, ()):

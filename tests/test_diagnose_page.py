@@ -7,6 +7,7 @@ import html
 import json
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -347,12 +348,29 @@ def test_where_no_workload_follows_the_reason_is_said() -> None:
     assert "Not from this evidence: nothing says how many prompt tokens came" in text_of(app)
 
 
+def simulated(app: AppTest) -> AppTest:
+    """The page once its estimated workload was simulated."""
+    app.button(key="evidence_sim").click().run()
+    while any(b.key == "evidence_sim_cancel" for b in app.button):
+        time.sleep(0.2)
+        app.run()
+    assert not app.exception
+    return app
+
+
 def test_an_estimated_workload_shows_its_assumptions_and_goes_to_compare(store: Store) -> None:
     app = open_page(e="sample:v0-preemptions")
     assert "Within an interval between two samples, arrivals are spread at random" in text_of(
         app
     )
+    assert not [b for b in app.button if b.key == "evidence_what_if"]  # without a badge
 
+    app = simulated(app)  # on the device that is chosen at first, which is far too fast
+    assert "No what-ifs on these requests" in text_of(app)
+    assert not [b for b in app.button if b.key == "evidence_what_if"]
+
+    app = simulated(app.selectbox(key="evidence_device").select("rtx-4090").run())
+    assert "Estimated requests" in text_of(app)
     app.button(key="evidence_what_if").click().run()
 
     assert not app.exception

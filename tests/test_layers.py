@@ -34,6 +34,26 @@ def imported(path: Path) -> set[str]:
     return names
 
 
+def imported_at_once(path: Path) -> set[str]:
+    """What a module imports when it is imported itself: not what its functions do, nor for types alone."""
+    body = ast.parse(path.read_text(encoding="utf-8")).body
+    now = [n for n in body if isinstance(n, ast.Import | ast.ImportFrom)]
+    return {
+        name
+        for node in now
+        for name in (
+            [alias.name for alias in node.names]
+            if isinstance(node, ast.Import)
+            else [str(node.module)]
+        )
+    }
+
+
+def is_command(path: Path) -> bool:
+    """Whether the module is a command line's, which may bring engine and analyzer together."""
+    return path.name.endswith("_command.py")
+
+
 def roots(path: Path) -> set[str]:
     return {name.split(".")[0] for name in imported(path)}
 
@@ -45,13 +65,21 @@ def test_traces_imports_no_other_room(path: Path) -> None:
 
 @pytest.mark.parametrize("path", modules("engine"), ids=str)
 def test_engine_imports_only_traces(path: Path) -> None:
-    assert not roots(path) & {"analyzer", "app"}
+    allowed = {"analyzer"} if is_command(path) else set()
+    assert not roots(path) & ({"analyzer", "app"} - allowed)
 
 
 @pytest.mark.parametrize("path", modules("analyzer"), ids=str)
-def test_only_pages_bring_engine_and_analyzer_together(path: Path) -> None:
-    if "pages" not in path.relative_to(ROOT).parts:
+def test_only_pages_and_commands_bring_engine_and_analyzer_together(path: Path) -> None:
+    if "pages" not in path.relative_to(ROOT).parts and not is_command(path):
         assert not roots(path) & {"engine", "app"}
+
+
+@pytest.mark.parametrize("path", modules("analyzer", "engine"), ids=str)
+def test_commands_import_the_other_room_only_inside_functions(path: Path) -> None:
+    if is_command(path):
+        other = "engine" if "analyzer" in path.relative_to(ROOT).parts else "analyzer"
+        assert other not in {name.split(".")[0] for name in imported_at_once(path)}
 
 
 @pytest.mark.parametrize("path", modules(*ROOMS[1:]), ids=str)

@@ -10,7 +10,7 @@ import re
 import shutil
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from typing import Any
 
 import streamlit as st
@@ -30,12 +30,14 @@ from analyzer.pages.parts.settings_form import start_from
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.pages.parts.timeline import theme
+from analyzer.pages.parts.validation_badge import estimate_badge
+from analyzer.telemetry import summarize_telemetry
+from analyzer.validation import Validation, validate_estimate
 from traces.errors import KVReplayError, NotAWorkloadError
 from traces.recording import open_recording
 from traces.schema import CLOSED_FILE
 
 LOOK_EVERY_S = 0.4
-POOR_FIT_FRAC = 0.15  # of the pool, on average
 ROWS = (
     ("usage", "KV pool in use", "%", 100.0),
     ("running", "Running", "requests", 1.0),
@@ -81,15 +83,9 @@ def _estimated(reading: Reading, index: int, estimate: Estimate) -> None:
     known, ours = _choose_machine(given)
     settings |= ours
     fit = _shown_fit(reading, index)
-    with st.container(horizontal=True, vertical_alignment="center"):
-        st.button(
-            "Simulate it and show the fit", key="evidence_sim", on_click=_start, args=(reading, index, estimate, settings)
-        )  # fmt: skip
-        st.button(
-            "What-ifs on Compare", key="evidence_what_if", icon=":material/compare_arrows:",
-            on_click=_to_compare, args=(reading, estimate, settings),
-            help="Keeps the estimated requests as a trace and opens it on Compare, with the pool and limits that the evidence tells.",
-        )  # fmt: skip
+    st.button(
+        "Simulate it and show the fit", key="evidence_sim", on_click=_start, args=(reading, index, estimate, settings)
+    )  # fmt: skip
     if not known:
         unnamed = " and no ".join(n for n in ("model", "device") if n not in given)
         st.caption(f"The evidence names no {unnamed} that we know: choose the nearest. They decide times, not decisions.")  # fmt: skip
@@ -101,8 +97,16 @@ def _estimated(reading: Reading, index: int, estimate: Estimate) -> None:
     if fault is not None:
         say_error(fault)
     _job_part(reading, index)
-    if fit is not None:
-        _fit(fit)
+    if fit is None:
+        st.caption("What-ifs follow once the fit is known.")
+        return
+    _fit(fit.fit)
+    if estimate_badge(fit.judged, estimate.assumptions):
+        st.button(
+            "What-ifs on Compare", key="evidence_what_if", icon=":material/compare_arrows:",
+            on_click=_to_compare, args=(reading, estimate, settings),
+            help="Keeps the estimated requests as a trace and opens it on Compare, with the pool and limits that the evidence tells.",
+        )  # fmt: skip
 
 
 def _settings(estimate: Estimate, part: Part) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -142,25 +146,36 @@ def _choose_machine(given: Mapping[str, Any]) -> tuple[bool, dict[str, Any]]:
 # ---- the fit --------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """The series of both sides, and how the simulation is judged by them."""
+
+    fit: Fit
+    judged: Validation
+
+
 def _start(reading: Reading, index: int, estimate: Estimate, settings: dict[str, Any]) -> None:
     running = st.session_state.get(_JOB)
     if isinstance(running, Job):
         running.cancel()
     store = Store(default_root())
     job = Job(
-        lambda report, cancelled: _simulate(estimate, settings, store, report, cancelled),
+        lambda report, cancelled: _simulate(
+            reading.parts[index], estimate, settings, store, report, cancelled
+        ),
         {"Simulating": Progress()},
     )
     st.session_state[_JOB], st.session_state[_JOB_KEY] = job.start(), (reading.key, index)
 
 
 def _simulate(
+    part: Part,
     estimate: Estimate,
     settings: Mapping[str, Any],
     store: Store,
     report: Report,
     cancelled: Cancelled,
-) -> Fit | None:
+) -> Fitted | None:
     """Run the estimated workload, or open the run where it was made before, and compare."""
     from engine.config import EngineSettings
     from engine.simulator import simulate
@@ -171,21 +186,24 @@ def _simulate(
             report("Simulating", 0.0, COMPILING.format(warm_core.elapsed_s()))
             if cancelled():
                 return None
-        part = target.with_name(f".part-{uuid.uuid4().hex}")
+        scratch = target.with_name(f".part-{uuid.uuid4().hex}")
         try:
             simulate(
-                estimate.workload, EngineSettings(**settings), part,
+                estimate.workload, EngineSettings(**settings), scratch,
                 progress=lambda p: report("Simulating", p.fraction_finished, f"{p.steps:,} steps"),
                 cancelled=cancelled,
             )  # fmt: skip
             if cancelled():
                 return None
             shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
+            scratch.rename(target)
         finally:
-            shutil.rmtree(part, ignore_errors=True)
+            shutil.rmtree(scratch, ignore_errors=True)
     with open_recording(target) as recording:
-        return compare_series(estimate, recording)
+        fit = compare_series(estimate, recording)
+        telemetry = part.evidence.telemetry
+        told = {} if telemetry is None else summarize_telemetry(telemetry)
+        return Fitted(fit, validate_estimate(fit, told, recording))
 
 
 def _job_part(reading: Reading, index: int) -> None:
@@ -198,7 +216,7 @@ def _job_part(reading: Reading, index: int) -> None:
     st.session_state[_JOB] = None
     if job.error is not None:
         say_error(job.error)
-    elif isinstance(job.result, Fit):
+    elif isinstance(job.result, Fitted):
         st.session_state[_FIT] = ((reading.key, index), job.result)
         st.rerun()
 
@@ -218,9 +236,9 @@ def _bar() -> None:
         st.rerun()
 
 
-def _shown_fit(reading: Reading, index: int) -> Fit | None:
+def _shown_fit(reading: Reading, index: int) -> Fitted | None:
     key, fit = st.session_state.get(_FIT, (None, None))
-    return fit if key == (reading.key, index) and isinstance(fit, Fit) else None
+    return fit if key == (reading.key, index) and isinstance(fit, Fitted) else None
 
 
 def _fit(fit: Fit) -> None:
@@ -242,12 +260,6 @@ def _fit(fit: Fit) -> None:
         alt="Observed against simulated series. " + "; ".join(said) + ".",
     )  # fmt: skip
     st.markdown("\n".join(f"- {plain(s)}" for s in said))
-    usage = fit.errors.get("usage")
-    if usage is not None and usage > POOR_FIT_FRAC:
-        st.warning(
-            "The fit is poor, so what-ifs on it say little: choose a model and device nearer to the server's, or give a request trace.",
-            icon=":material/warning:",
-        )
     if st.toggle("Show data", key="evidence_fit_data"):
         st.dataframe(
             fit.table, hide_index=True, height=280, alt="Observed and simulated samples"
