@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzer.pages import block_map, compare, diagnose, preemptions, report, requests
+from analyzer.pages import block_map, compare, diagnose, preemptions, report, requests, what_if
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
@@ -39,6 +39,12 @@ PAGES = {
         title="Diagnose",
         icon=":material/stethoscope:",
         url_path="diagnose",
+    ),
+    "what-if": st.Page(
+        what_if.page,
+        title="What-if",
+        icon=":material/tune:",
+        url_path="what-if",
     ),
     "report": st.Page(
         report.page,

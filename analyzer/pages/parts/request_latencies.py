@@ -51,13 +51,13 @@ def latencies_section(opened: Opened) -> None:
     state.write_url()
     with guarded():
         st.subheader("Goodput under your bounds", anchor=False)
-        bounds = _bounds()
+        bounds = bounds_inputs()
         _goodput_cards(opened, bounds)
         _distributions(opened, bounds)
 
 
-def _bounds() -> dict[str, float]:
-    """The bounds, in seconds; those left empty are none."""
+def bounds_inputs() -> dict[str, float]:
+    """Fields for the bounds, on every page that has them; in seconds, those left empty are none."""
     found = {}
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="bounds"):
         for metric, (label, factor, unit, default, step) in BOUNDS.items():
