@@ -1,5 +1,5 @@
 """`python -m analyzer summary DIR`, `compare DIR_A DIR_B`, `diagnose FILE...`, `estimate FILE...`: tables or JSON;
-`report` and `export`: files to share.
+`report` and `export`: files to share; `route`: a fleet under another router.
 
 It opens recordings, calls `summary.py`, `fleet.py`, `telemetry.py` and `compare.py`, and prints. A
 recording that cannot be read, or pairs that must not be compared, are one sentence on stderr and
@@ -23,6 +23,7 @@ def build_parser() -> argparse.ArgumentParser:
     from analyzer.diagnose_command import add_parser
     from analyzer.estimate_command import add_parser as add_estimate
     from analyzer.report_command import add_parser as add_report
+    from analyzer.route_command import add_parser as add_route
     from analyzer.validate_command import add_parser as add_validate
 
     parser = argparse.ArgumentParser(
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_estimate(commands)
     add_report(commands)
     add_validate(commands)
+    add_route(commands)
     return parser
 
 

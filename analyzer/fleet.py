@@ -11,6 +11,8 @@ from typing import Any
 
 import polars as pl
 
+from analyzer.fleet_balance import balance, say_balance
+from analyzer.fleet_series import read_fleet
 from analyzer.occupancy import occupancy_summary
 from analyzer.telemetry import summarize_telemetry
 from traces.errors import RecordingError
@@ -36,7 +38,8 @@ def summarize_fleet(fleet: Fleet) -> FleetSummary:
 
     Sums are over ranks. Shares of tokens are of all ranks' tokens; peak_used_frac is the highest of any
     rank, and busiest_rank names it; preemptions_max_frac is the share of all preemptions that fell to
-    one rank. duration_s is the longest. Raises RecordingError where no member can be opened.
+    one rank. duration_s is the longest. Of fleets of two and more, `Balance.figures` are among the
+    totals. Raises RecordingError where no member can be opened.
     """
     ranks, telemetry, notes = [], [], list(fleet.notes)
     for member in fleet.members:
@@ -54,7 +57,23 @@ def summarize_fleet(fleet: Fleet) -> FleetSummary:
         raise RecordingError(
             fleet.label, "", "none of its recordings can be opened", f"The first: {notes[0]}"
         )
-    return FleetSummary(tuple(ranks), _totals(ranks), tuple(telemetry), tuple(notes))
+    totals = _totals(ranks)
+    if len(ranks) + len(telemetry) > 1:
+        figures, said = _balance(fleet)
+        totals |= figures
+        notes += said
+    return FleetSummary(tuple(ranks), totals, tuple(telemetry), tuple(notes))
+
+
+def _balance(fleet: Fleet) -> tuple[dict[str, Any], list[str]]:
+    """Figures of how evenly the ranks are loaded, and the sentence of it."""
+    try:
+        series = read_fleet(fleet)
+    except RecordingError as error:
+        return {}, [f"How evenly they are loaded is not known: {error}"]
+    found = balance(series)
+    said = series.clock.notes if len(series.ranks) > 1 else ()
+    return found.figures(), [say_balance(series, found), *said]
 
 
 def _figures(member: Member, recording: Recording) -> dict[str, Any]:

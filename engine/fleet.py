@@ -12,7 +12,7 @@ all requests, filled one by one; until a row is filled, its arrival is the time 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -56,13 +56,15 @@ def simulate_fleet(
     out_dir: str | Path,
     *,
     replica_of: np.ndarray | None = None,
+    each: Sequence[EngineSettings] | None = None,
     report: Report | None = None,
     cancelled: Callable[[], bool] | None = None,
     overwrite: bool = False,
 ) -> FleetRun:
     """Route the requests, simulate each replica, and record them in `out_dir`/rank-00, ...
 
-    replica_of: (N,) where they went already, instead of a rule. report: called with the share done and
+    replica_of: (N,) where they went already, instead of a rule; each: settings of each replica, where they
+    differ. report: called with the share done and
     a few words. Raises SettingsError, RecordingError.
     """
     out = Path(out_dir)
@@ -91,7 +93,7 @@ def simulate_fleet(
 
         result = simulate(
             piece,
-            settings,
+            settings if each is None else each[k],
             out / REPLICA.format(k),
             progress=_of_piece(
                 told, routed, done, len(piece), len(workload), f"{k + 1} of {num_replicas}"
