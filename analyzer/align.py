@@ -3,17 +3,21 @@
 Levels are averaged over each bucket of the common grid and counts are summed in it, so that nothing
 between grid points is lost; where one of two runs does not exist there is no difference. It knows
 `steps` and the times of first tokens, and judges nothing.
+
+`on_grid` looks at every value; `sums_on_grid` and `means_on_grid` give the same from a column's groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import polars as pl
 
+from analyzer.column import Area, Column
 from traces.errors import SettingsError
 
+PIECE = 1 << 20  # steps looked at in one go
 ALIGNMENTS = ("time", "step", "progress")
 LEVELS = (
     "num_running",
@@ -35,14 +39,27 @@ def progress_edges(
     A step produces a token for each decode token that it computes and for each first token that
     comes at its end.
     """
-    ends = np.maximum.accumulate((steps["t_start_s"] + steps["duration_s"]).to_numpy())
-    first = requests["first_token_s"].drop_nulls().to_numpy()
-    row = np.searchsorted(ends, first - 1e-9 * np.maximum(1.0, np.abs(first)))
-    firsts = (
-        np.bincount(np.minimum(row, len(ends) - 1), minlength=len(ends)) if len(ends) else row
-    )
-    produced = steps["decode_tokens"].to_numpy() + firsts
-    return np.concatenate([[0.0], np.cumsum(produced)]) / max(total_tokens, 1)
+    return np.concatenate(list(_progress(steps, requests, total_tokens)))
+
+
+def _progress(
+    steps: pl.DataFrame, requests: pl.DataFrame, total_tokens: int
+) -> Iterator[np.ndarray]:
+    first = np.sort(requests["first_token_s"].drop_nulls().to_numpy())
+    first = first - 1e-9 * np.maximum(1.0, np.abs(first))
+    ended_s, produced, placed, done = -np.inf, 0, 0, 0
+    yield np.zeros(1)
+    for piece in steps.iter_slices(PIECE):
+        ends = (piece["t_start_s"] + piece["duration_s"]).to_numpy()
+        ends = np.maximum(np.maximum.accumulate(ends), ended_s)
+        ended_s, done = float(ends[-1]), done + piece.height
+        is_last = done == steps.height  # what comes after its end is counted in it, too
+        upto = len(first) if is_last else int(np.searchsorted(first, ended_s, "right"))
+        row = np.minimum(np.searchsorted(ends, first[placed:upto]), len(ends) - 1)
+        firsts = np.bincount(row, minlength=len(ends))
+        made = produced + np.cumsum(piece["decode_tokens"].to_numpy() + firsts)
+        produced, placed = int(made[-1]), upto
+        yield made / max(total_tokens, 1)
 
 
 def axis_edges(
@@ -52,16 +69,26 @@ def axis_edges(
 
     Raises SettingsError for an unknown alignment.
     """
-    if by == "time":
-        last = steps.tail(1)
-        end = last["t_start_s"] + last["duration_s"]
-        return np.concatenate([steps["t_start_s"].to_numpy(), end.to_numpy()])
-    if by == "step":
-        index = steps["step"].to_numpy().astype(np.float64)
-        return np.append(index, index[-1] + 1) if len(index) else index
+    pieces = list(axis_pieces(steps, requests, by, total_tokens))
+    return np.concatenate(pieces) if pieces else np.empty(0)
+
+
+def axis_pieces(
+    steps: pl.DataFrame, requests: pl.DataFrame, by: str, total_tokens: int = 0
+) -> Iterator[np.ndarray]:
+    """`axis_edges` a piece at a time, for more steps than are held in memory."""
     if by == "progress":
-        return progress_edges(steps, requests, total_tokens)
-    raise SettingsError(f"{by!r}: no such alignment. Choose from {', '.join(ALIGNMENTS)}.")
+        yield from _progress(steps, requests, total_tokens)
+    elif by == "time":
+        yield from (p["t_start_s"].to_numpy() for p in steps.iter_slices(PIECE))
+        last = steps.tail(1)
+        yield (last["t_start_s"] + last["duration_s"]).to_numpy()
+    elif by == "step":
+        for piece in steps.iter_slices(PIECE):
+            yield piece["step"].to_numpy().astype(np.float64)
+        yield steps.tail(1)["step"].to_numpy().astype(np.float64) + 1
+    else:
+        raise SettingsError(f"{by!r}: no such alignment. Choose from {', '.join(ALIGNMENTS)}.")
 
 
 def align(
@@ -136,17 +163,45 @@ def on_grid(edges: np.ndarray, values: np.ndarray, grid: np.ndarray, level: bool
     """
     if len(values) == 0:
         return np.full(len(grid) - 1, np.nan)
-    slack = 1e-9 * max(1.0, abs(float(grid[-1])))
-    covered = (grid[:-1] >= edges[0] - slack) & (grid[1:] <= edges[-1] + slack)
     if not level:
-        cuts = np.searchsorted(edges[:-1], grid, side="left")
-        if grid[-1] >= edges[-1] - slack:
-            cuts[-1] = len(values)
-        found = np.diff(np.concatenate([[0.0], np.cumsum(values)])[cuts])
-    else:
-        area = np.concatenate([[0.0], np.cumsum(values * np.diff(edges))])
-        found = np.diff(_interpolate(grid, edges, area)) / np.diff(grid)
+        upto = np.concatenate([[0.0], np.cumsum(values)])
+        return _where_covered(edges, grid, np.diff(upto[_cuts(edges, grid)]))
+    area = np.concatenate([[0.0], np.cumsum(values * np.diff(edges))])
+    means = np.diff(_interpolate(grid, edges, area)) / np.diff(grid)
+    return _where_covered(edges, grid, means)
+
+
+def sums_on_grid(edges: np.ndarray, column: Column, grid: np.ndarray) -> np.ndarray:
+    """As `on_grid` of a count."""
+    if not len(column):
+        return np.full(len(grid) - 1, np.nan)
+    sums = np.diff(column.sums_to(_cuts(edges, grid))).astype(np.float64)
+    return _where_covered(edges, grid, sums)
+
+
+def means_on_grid(area: Area, grid: np.ndarray) -> np.ndarray:
+    """As `on_grid` of a level."""
+    if not len(area.column):
+        return np.full(len(grid) - 1, np.nan)
+    return _where_covered(area.edges, grid, np.diff(area.to(grid)) / np.diff(grid))
+
+
+def _cuts(edges: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """Row of the first step that begins at or after each place; all steps for a place at the end."""
+    cuts = np.searchsorted(edges[:-1], grid, side="left")
+    if grid[-1] >= edges[-1] - _slack(grid):
+        cuts[-1] = len(edges) - 1
+    return cuts
+
+
+def _where_covered(edges: np.ndarray, grid: np.ndarray, found: np.ndarray) -> np.ndarray:
+    slack = _slack(grid)
+    covered = (grid[:-1] >= edges[0] - slack) & (grid[1:] <= edges[-1] + slack)
     return np.where(covered, found, np.nan)
+
+
+def _slack(grid: np.ndarray) -> float:
+    return 1e-9 * max(1.0, abs(float(grid[-1])))
 
 
 def _interpolate(x: np.ndarray, edges: np.ndarray, area: np.ndarray) -> np.ndarray:

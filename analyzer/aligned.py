@@ -15,7 +15,7 @@ from typing import Literal
 import numpy as np
 import polars as pl
 
-from analyzer.align import axis_edges, runs_on_grid
+from analyzer.align import LEVELS, means_on_grid, sums_on_grid
 from analyzer.figures import Shade, XAxis
 from analyzer.look import Side
 from analyzer.run import Run, run_names
@@ -38,9 +38,12 @@ class Aligned:
         self.runs: dict[Side, Run] = dict(runs)
         self.by = by
         self.title, self.unit, self.hover, self.scale, self.per = _AXES[by]
-        total = max(int(r.requests["output_tokens"].sum()) for r in self.runs.values())
+        self.total_tokens = 0
+        if by == "progress":
+            outputs = [int(r.requests["output_tokens"].sum()) for r in self.runs.values()]
+            self.total_tokens = max(outputs)
         self.edges: dict[Side, np.ndarray] = {
-            side: axis_edges(run.steps, run.requests, by, total) * self.scale
+            side: run.edges(by, self.total_tokens, self.scale)
             for side, run in self.runs.items()
         }
 
@@ -82,26 +85,21 @@ class Aligned:
 
         x_start and x_end are in `align`'s units: times `scale` for the axis' own.
         """
-        tables = {side.lower(): self._tables(side, shown) for side in self.runs}
         low, high = (v / self.scale for v in shown)
-        return runs_on_grid(
-            tables, by=self.by, columns=columns, start=low, end=high, points=points
-        )
+        grid = np.linspace(low, high, points + 1)
+        data = {"x_start": pl.Series(grid[:-1]), "x_end": pl.Series(grid[1:])}
+        for column in columns:
+            for side in self.runs:
+                values = self._on_grid(side, column, grid * self.scale)
+                name = f"{side.lower()}_{column}"
+                data[name] = pl.Series(values, dtype=pl.Float64, nan_to_null=True)
+        return pl.DataFrame(data)
 
-    def span(self, side: Side, shown: tuple[float, float]) -> tuple[int, int]:
-        """Rows of the steps that touch the shown part, and one more on either side: [first, stop)."""
-        first, stop = inside(self.edges[side][:-1], shown)
-        return max(0, first - 2), stop + 1
-
-    def _tables(
-        self, side: Side, shown: tuple[float, float]
-    ) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """A run's steps and requests for `align`; by progress a step's place needs all before it."""
-        run = self.runs[side]
-        if self.by == "progress":
-            return run.steps, run.requests
-        first, stop = self.span(side, shown)
-        return run.steps.slice(first, stop - first), run.requests
+    def _on_grid(self, side: Side, column: str, grid: np.ndarray) -> np.ndarray:
+        run, edges = self.runs[side], self.edges[side]
+        if column not in LEVELS:
+            return sums_on_grid(edges, run.column(column), grid)
+        return means_on_grid(run.area(column, edges, self.by, self.total_tokens), grid)
 
 
 @dataclass(frozen=True)
@@ -120,14 +118,13 @@ def range_sums(pair: Aligned, shown: tuple[float, float]) -> dict[Side, RangeSum
     found: dict[Side, RangeSums] = {}
     for side, run in pair.runs.items():
         first, stop = inside(pair.edges[side][:-1], shown)
-        part = run.steps.slice(first, stop - first)
-        found[side] = RangeSums(
-            part.height,
-            int(part["num_preempted"].sum()),
-            int(part["recomputed_tokens"].sum()),
-            int(part["restored_tokens"].sum()),
-            None if "steps.stall_s" in run.meta.not_recorded else float(part["stall_s"].sum()),
+        preempted, recomputed, restored = (
+            int(run.column(name).sum(first, stop))
+            for name in ("num_preempted", "recomputed_tokens", "restored_tokens")
         )
+        unseen = "steps.stall_s" in run.meta.not_recorded
+        stall_s = None if unseen else run.column("stall_s").sum(first, stop)
+        found[side] = RangeSums(max(stop - first, 0), preempted, recomputed, restored, stall_s)
     return found
 
 

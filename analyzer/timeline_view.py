@@ -12,7 +12,8 @@ import numpy as np
 import polars as pl
 
 from analyzer.aligned import CURSOR, Aligned, inside
-from analyzer.downsample import bucket_sums, downsample
+from analyzer.column import Column
+from analyzer.downsample import sums_in_buckets, thin
 from analyzer.figures import Readings
 from analyzer.look import Role, Side
 from analyzer.marks import Band, Line, Look, Mark
@@ -37,8 +38,8 @@ class View:
         row = np.searchsorted(edges, self.cursor, "right") - 1
         return np.where(row < len(edges) - 1, row, -1)
 
-    def values(self, side: Side, column: str) -> np.ndarray:
-        return self.pair.runs[side].steps[column].to_numpy()
+    def column(self, side: Side, name: str) -> Column:
+        return self.pair.runs[side].column(name)
 
     def any(self, side: Side, column: str) -> bool:
         """Whether the column is ever more than 0 in this run."""
@@ -56,10 +57,9 @@ class View:
     ) -> Line:
         """A column as a line, extremes kept."""
         start, end = self.shown
-        y = self.values(side, column)
-        x, y = downsample(
+        x, y = thin(
             self.pair.edges[side][:-1],
-            y,
+            self.column(side, column),
             start=start,
             end=min(end, self.pair.ends[side]),
             points=POINTS,
@@ -72,7 +72,7 @@ class View:
     def at_cursor(self, side: Side, column: str, factor: float = 1.0) -> np.ndarray:
         """The column's value in the step at each place of the cursor; NaN where no step is."""
         row = self.holding[side]
-        values = self.values(side, column)
+        values = self.column(side, column).values
         if not len(values):
             return np.full(len(row), np.nan)
         return np.where(row >= 0, values[row].astype(np.float64) * factor, np.nan)
@@ -85,10 +85,9 @@ class View:
 
     def sums(self, side: Side, column: str) -> pl.DataFrame:
         start, end = self.shown
-        first, stop = self.pair.span(side, self.shown)
-        return bucket_sums(
-            self.pair.edges[side][:-1][first:stop],
-            self.values(side, column)[first:stop],
+        return sums_in_buckets(
+            self.pair.edges[side][:-1],
+            self.column(side, column),
             start=start,
             end=end,
             buckets=BUCKETS,
@@ -129,33 +128,30 @@ class View:
         starts = self.pair.edges[side][:-1]
         cuts_x = np.linspace(*self.shown, BUCKETS * 2, endpoint=False)
         cuts_x = cuts_x[cuts_x < self.pair.ends[side]]
-        values = self.values(side, column)
-        if not len(values) or not len(cuts_x):
+        found = self.column(side, column)
+        if not len(found) or not len(cuts_x):
             return Band(label, np.empty(0), np.empty(0), np.empty(0), side)
         first = np.searchsorted(starts, cuts_x, "left")
         stop = np.append(first[1:], np.searchsorted(starts, self.shown[1], "left"))
-        holding = values[np.clip(np.searchsorted(starts, cuts_x, "right") - 1, 0, None)]
-        end = int(stop[-1])
-        padded = np.append(values[:end], values[max(end - 1, 0)])  # a row for a cut at the end
-        low, high = (
-            np.where(stop > first, reduce(padded, first), holding)
-            for reduce in (np.minimum.reduceat, np.maximum.reduceat)
-        )
-        return Band(label, cuts_x, np.minimum(low, holding), np.maximum(high, holding), side)
+        holding = np.clip(np.searchsorted(starts, cuts_x, "right") - 1, 0, None)
+        low, high = found.values[holding], found.values[holding]
+        some = stop > first
+        low[some] = np.minimum(low[some], found.least_in(first[some], stop[some]))
+        high[some] = np.maximum(high[some], found.greatest_in(first[some], stop[some]))
+        return Band(label, cuts_x, low, high, side)
 
     def longest_steps(self, side: Side) -> Line:
         """The longest step of each stretch of the shown part, faint."""
         starts = self.pair.edges[side][:-1]
         first, stop = inside(starts, self.shown)
         cuts = np.unique(np.linspace(first, stop, BUCKETS, endpoint=False).astype(np.int64))
-        longest = (
-            np.maximum.reduceat(self.values(side, "duration_s")[:stop], cuts)
-            if stop > first
-            else np.empty(0)
-        )
+        if stop <= first:
+            cuts = cuts[:0]
+        stops = np.append(cuts[1:], stop)[: len(cuts)]
+        longest = self.column(side, "duration_s").greatest_in(cuts, stops)
         return Line(
             f"longest step · {side}",
-            starts[cuts[: len(longest)]],
+            starts[cuts],
             longest.astype(np.float32) * 1e3,
             side,
             "faint",

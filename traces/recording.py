@@ -1,8 +1,9 @@
 """A Recording: what a run did, opened from a folder or a zip and checked against the contract.
 
 It knows how tables are handed out as polars frames. Reading and checking parts is in
-`recording_reading.py`, files and zips in `recording_files.py`, metadata in `recording_meta.py`;
-what an engine does and what the numbers mean is known elsewhere.
+`recording_reading.py`, files and zips in `recording_files.py`, metadata in `recording_meta.py`,
+how the tables of a long one are kept in `mapped_tables.py`; what an engine does and what the
+numbers mean is known elsewhere.
 
     with open_recording(Path("runs/swap")) as recording:
         print(recording.meta.pool_blocks, recording.steps["used_blocks"].max())
@@ -10,21 +11,33 @@ what an engine does and what the numbers mean is known elsewhere.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import weakref
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 
 import polars as pl
+import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.mapped_tables import (
+    UNPACKED,
+    Keep,
+    MappedTables,
+    TableWriter,
+    kept_facts,
+    set_aside,
+)
 from traces.paths import FOLDER, path_kind
 from traces.recording_files import (
     COMPLETED,
     find_root,
+    list_parts,
     read_closed,
     remove_tree,
     unzip_recording,
@@ -32,10 +45,10 @@ from traces.recording_files import (
     zip_recording,
 )
 from traces.recording_laws import EventLaws, RequestLaws, StepLaws, fill_later, polars_type
-from traces.recording_meta import Meta, first_meta, writer_notes
+from traces.recording_meta import DAMAGE, Meta, first_meta, writer_notes
 from traces.recording_reading import Reading, one_sentence
 from traces.recording_salvage import rebuild_requests
-from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, Table, table
+from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, TABLES, Table, table
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
@@ -48,7 +61,8 @@ class Recording:
     complete: the writer closed it; status: how the run ended ("completed", "cancelled", "stalled",
     ..., "unclosed"); rows: table -> rows; notes: sentences for the user;
     reconstructed_requests: rows of `requests` that were derived from events, as the writer was
-    stopped before it wrote them (their unknown values are null).
+    stopped before it wrote them (their unknown values are null); mapped: the kept tables of a long
+    one, which are then not read into memory.
     """
 
     label: str
@@ -60,6 +74,7 @@ class Recording:
     notes: tuple[str, ...]
     parts: Mapping[str, tuple[Path, ...]] = field(repr=False)
     reconstructed_requests: int = 0
+    mapped: MappedTables | None = field(default=None, repr=False)
 
     def scan(self, name: str) -> pl.LazyFrame:
         """Lazy frame of one table, columns of the contract only, text of closed sets as Enum.
@@ -67,6 +82,8 @@ class Recording:
         For `requests` of an unclosed recording it holds the written rows only. Raises KeyError.
         """
         spec = table(name)
+        if self.mapped is not None and (kept := self.mapped.frame(name)) is not None:
+            return kept.lazy()
         parts = [_scan_part(p, spec) for p in self.parts.get(name, ())]
         if not parts:
             return pl.LazyFrame(schema={c.name: polars_type(c) for c in spec.columns})
@@ -75,7 +92,8 @@ class Recording:
     @cached_property
     def steps(self) -> pl.DataFrame:
         """One row a step, in order of steps, each column in one piece."""
-        return self.scan("steps").collect().rechunk()
+        found = self.scan("steps").collect()
+        return found if self.mapped is not None else found.rechunk()
 
     @cached_property
     def events(self) -> pl.DataFrame:
@@ -132,11 +150,15 @@ def _scan_part(path: Path, spec: Table) -> pl.LazyFrame:
     )
 
 
-def open_recording(path: str | Path, name: str | None = None) -> Recording:
+def open_recording(
+    path: str | Path, name: str | None = None, keep: Keep | None = None
+) -> Recording:
     """Open a recording's folder or zip and check every row of it, batch by batch.
 
     name: what to call it in messages and legends, by default the file name. An unclosed recording
-    opens with a note. Raises RecordingError naming part, column, row, fault and remedy.
+    opens with a note. keep: where the tables of a long one are kept, so that they need not lie in
+    memory; what is kept there already has passed, and is not checked again. Raises RecordingError
+    naming part, column, row, fault and remedy, and FileError where the disk does not take the tables.
     """
     path = Path(path)
     kind, fault, remedy = path_kind(path)
@@ -144,25 +166,68 @@ def open_recording(path: str | Path, name: str | None = None) -> Recording:
     if fault:
         raise RecordingError(label, "", fault, remedy)
     with one_sentence(label):
+        if keep is not None and (found := _open_kept(path, label, keep, kind == FOLDER)):
+            return found
         if kind == FOLDER:
-            return _open_folder(find_root(path, label), label)
-        return _open_zip(path, label)
+            return _open_folder(find_root(path, label), label, keep)
+        return _open_zip(path, label, keep)
 
 
-def _open_zip(path: Path, label: str) -> Recording:
+def _open_kept(path: Path, label: str, keep: Keep, is_folder: bool) -> Recording | None:
+    """The recording as it was found when its tables were kept; None where that cannot be used, and
+    is removed."""
+    facts = kept_facts(keep.folder)
+    if facts is None:
+        return None
+    try:
+        root = find_root(path, label) if is_folder else keep.folder / UNPACKED
+        parts = {n: tuple(root / n / p for p in names) for n, names in facts["parts"].items()}
+        return Recording(
+            label,
+            root,
+            first_meta(root, label),
+            facts["complete"],
+            facts["status"],
+            facts["rows"],
+            tuple(facts["notes"]),
+            parts,
+            facts["reconstructed_requests"],
+            MappedTables(keep.folder, facts),
+        )
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecordingError):
+        set_aside(keep.folder)
+        return None
+
+
+def _open_zip(path: Path, label: str, keep: Keep | None) -> Recording:
     if not zipfile.is_zipfile(path):
         raise RecordingError(
             label, "", _not_a_zip(path), "Give the folder of a recording, or a zip of it."
         )
-    folder = tempfile.mkdtemp(prefix="kv-replay-")
+    folder = tempfile.mkdtemp(prefix="kv-replay-", dir=keep.folder.parent if keep else None)
     try:
         unzip_recording(path, Path(folder), label)
-        recording = _open_folder(Path(folder), label)
+        recording = _open_folder(Path(folder), label, keep)
+        if recording.mapped is not None:
+            return _moved_in(recording, recording.mapped.folder / UNPACKED)
     except BaseException:
         remove_tree(folder)
         raise
     recording.__dict__["_unpacked"] = weakref.finalize(recording, remove_tree, folder)
     return recording
+
+
+def _moved_in(recording: Recording, home: Path) -> Recording:
+    """The recording with its unpacked files below its kept tables."""
+    try:
+        os.rename(recording.root, home)
+    except OSError:  # another process was first
+        remove_tree(str(recording.root))
+    parts = {
+        name: tuple(home / name / p.name for p in found)
+        for name, found in recording.parts.items()
+    }
+    return replace(recording, root=home, parts=parts)
 
 
 def _not_a_zip(path: Path) -> str:
@@ -177,10 +242,33 @@ def _not_a_zip(path: Path) -> str:
     return f"the file is neither a folder nor a zip (it starts with {start!r})"
 
 
-def _open_folder(root: Path, label: str) -> Recording:
+def _open_folder(root: Path, label: str, keep: Keep | None = None) -> Recording:
     closed, open_note = read_closed(root)
     meta = first_meta(root, label)
     reading = Reading(root, label, closed, meta, [open_note] if open_note else [])
+    if keep is not None and (total := _count_rows(root, label)) > keep.long_rows:
+        reading.writer = TableWriter(keep, total, label)
+    try:
+        return _checked(reading, label)
+    except BaseException:
+        if reading.writer is not None:
+            reading.writer.abandon()
+        raise
+
+
+def _count_rows(root: Path, label: str) -> int:
+    """Rows that the parts of all tables say they have; a damaged part says nothing."""
+    total = 0
+    for spec in TABLES:
+        for part in list_parts(root, spec, label)[0]:
+            with suppress(*DAMAGE):
+                total += pq.read_metadata(part).num_rows
+    return total
+
+
+def _checked(reading: Reading, label: str) -> Recording:
+    """The recording, when every row of it has passed."""
+    closed, meta = reading.closed, reading.meta
     status = closed.status if closed is not None else "unclosed"
     if status not in (COMPLETED, "unclosed"):
         reading.notes.append(
@@ -213,9 +301,9 @@ def _open_folder(root: Path, label: str) -> Recording:
         reading.notes.append(
             f"{lost:,} requests were never written and were derived from events; what events do not say is missing."
         )
-    return Recording(
+    found = Recording(
         label,
-        root,
+        reading.root,
         meta,
         closed is not None,
         status,
@@ -224,3 +312,22 @@ def _open_folder(root: Path, label: str) -> Recording:
         dict(reading.parts),
         lost,
     )
+    return found if reading.writer is None else _kept(found, reading.writer)
+
+
+def _kept(found: Recording, writer: TableWriter) -> Recording:
+    """The recording with its tables where they are kept."""
+    folder = writer.finish(
+        {
+            "complete": found.complete,
+            "status": found.status,
+            "rows": found.rows,
+            "notes": found.notes,
+            "parts": {name: [p.name for p in parts] for name, parts in found.parts.items()},
+            "reconstructed_requests": found.reconstructed_requests,
+        }
+    )
+    facts = kept_facts(folder)
+    if facts is None:
+        return found
+    return replace(found, mapped=MappedTables(folder, facts))

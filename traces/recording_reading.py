@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
+from traces.mapped_tables import TableWriter
 from traces.paths import os_reason
 from traces.recording_files import Closing, list_parts
 from traces.recording_laws import Place, check_columns, check_values, fill_later, later_columns
@@ -105,11 +106,16 @@ class PartReading:
                 self.notes.append(
                     f"{spec.name}/{part.name} is damaged and was skipped: what it held is lost."
                 )
+                self.end_part(spec, kept=False)
             else:
                 kept.append(part)
+                self.end_part(spec, kept=True)
         if kept or (self.closed is not None and spec.name in self.closed.rows):
             self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
         self._check_count(spec, total)
+
+    def end_part(self, spec: Table, kept: bool) -> None:
+        """Called after each part. kept: False where it broke off."""
 
     def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
         reason = (
@@ -145,12 +151,19 @@ class PartReading:
         return Place(part[0].name if part else spec.name, self.label, spec.name)
 
 
+@dataclass
 class Reading(PartReading):
-    """The checking of a recording's tables."""
+    """The checking of a recording's tables. writer: takes the batches that passed."""
+
+    writer: TableWriter | None = None
 
     def read(self, spec: Table, law: Law | None) -> None:
         """Check all parts of one table; sets rows and parts of it."""
         self.read_parts(spec, lambda part: self._read_part(part, spec, law))
+
+    def end_part(self, spec: Table, kept: bool) -> None:
+        if self.writer is not None:
+            self.writer.end_part(spec.name, kept)
 
     def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
         """Check one part batch by batch; returns its rows."""
@@ -177,5 +190,7 @@ class Reading(PartReading):
                 check_values(frame, spec, here)
                 if law is not None:
                     law.check(frame, here)
+                if self.writer is not None:
+                    self.writer.add(spec.name, frame)
                 offset += frame.height
         return offset

@@ -1,7 +1,8 @@
 """Which two runs a page shows, named so that the URL can hold it, and opening them.
 
 It knows references: `sample:NAME` for a bundled recording, `run:ID` for a simulated one, `file:ID`
-for a kept upload or a linked path. It does not know what the runs mean.
+for a kept upload or a linked path. A long recording is checked once, and its tables are kept in the
+store. It does not know what the runs mean.
 """
 
 from __future__ import annotations
@@ -13,11 +14,14 @@ from pathlib import Path
 import streamlit as st
 
 import traces
+from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.store import Store
 from analyzer.run import Run
 from traces.errors import RecordingError
+from traces.mapped_tables import Keep
 from traces.recording import open_recording
 
+LARGE_BYTES = 4 * 2**20  # from which on a bar shows how far the first opening is
 SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
 
@@ -68,17 +72,54 @@ def locate(ref: str, store: Store) -> tuple[Path, str]:
 def load(ref: str, store: Store) -> Run:
     """The run of that reference, opened once per content. Raises RecordingError."""
     path, name = locate(ref, store)
-    return _open(ref, str(path), name, _stamp(path))
+    stamp = _stamp(path)
+    tables = store.tables_dir(ref, stamp)
+    seen = _seen()
+    if str(tables) not in seen:
+        if not tables.is_dir() and _num_bytes(path) > LARGE_BYTES:
+            _check_large(path, name, tables)
+        seen.add(str(tables))
+    run = _open(ref, str(path), name, stamp, str(tables))
+    store.use_tables(tables)
+    return run
+
+
+@st.cache_resource(show_spinner=False)
+def _seen() -> set[str]:
+    """Recordings that this server has opened, by where their tables would be kept."""
+    return set()
 
 
 @st.cache_resource(max_entries=6, show_spinner=False)
-def _open(ref: str, path: str, name: str, stamp: str) -> Run:
-    return Run(ref, open_recording(Path(path), name), stamp)
+def _open(ref: str, path: str, name: str, stamp: str, tables: str) -> Run:
+    return Run(ref, open_recording(Path(path), name, Keep(Path(tables))), stamp)
+
+
+def _check_large(path: Path, name: str, tables: Path) -> None:
+    """Check a large recording and keep its tables, with a bar; to open it is then quick."""
+    bar = st.progress(0.0, text=plain(f"Reading {name}"))
+
+    def progress(done: int, total: int) -> None:
+        said = f"Checking every row of {name}, once: {done:,} of {total:,}"
+        bar.progress(min(1.0, done / max(total, 1)), text=plain(said))
+
+    try:
+        open_recording(path, name, Keep(tables, progress=progress)).close()
+    finally:
+        bar.empty()
+
+
+def _files(path: Path) -> list[Path]:
+    return [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+
+
+def _num_bytes(path: Path) -> int:
+    return sum(p.stat().st_size for p in _files(path))
 
 
 def _stamp(path: Path) -> str:
     """Changes when a file below the path does."""
-    parts = [path] if path.is_file() else sorted(p for p in path.rglob("*") if p.is_file())
+    parts = _files(path)
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
         stat = part.stat()

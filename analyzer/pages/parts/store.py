@@ -1,7 +1,9 @@
 """Files that a user gave to the page, kept on disk under the hash of their content.
 
-It knows a folder with `uploads/<id>/` (a file or a link to one, and `entry.json`) and `runs/<id>/`
-(simulated recordings). It does not know what the files mean, and holds none of them in memory.
+It knows a folder with `uploads/<id>/` (a file or a link to one, and `entry.json`), `runs/<id>/`
+(simulated recordings), `tables/<id>-<stamp>/` (the tables of long recordings as they are mapped) and
+`results/` (what was worked out of recordings). It does not know what the files mean, and holds none
+of them in memory.
 The folder is KV_REPLAY_CACHE, or `kv-replay` in the platform's cache folder.
 """
 
@@ -16,16 +18,20 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import BinaryIO
 
 from traces.errors import FileError
+from traces.mapped_tables import set_aside
 
 CHUNK_BYTES = 4 * 2**20
 KEEP_ENTRIES = 12
 KEEP_RUNS = 40
-KEEP_BYTES = 8 * 2**30
+KEEP_BYTES = 8 * 2**30  # of uploads, and as much again of tables
+KEEP_RESULTS = 400
+STALE_S = 86_400.0  # a file in the making that is older was left behind
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -135,6 +141,8 @@ class Store:
     def delete(self, entry: Entry) -> None:
         """Remove the entry; a linked file itself stays where it lies."""
         shutil.rmtree(self.root / "uploads" / entry.id, ignore_errors=True)
+        for tables in self._tables_of(entry.id):
+            set_aside(tables)
 
     def run_dir(self, id_: str) -> Path:
         """Where the simulated recording of that id lies or is to be written. Raises ValueError."""
@@ -149,6 +157,46 @@ class Store:
         )
         for path in runs[KEEP_RUNS:]:
             shutil.rmtree(path, ignore_errors=True)
+            for tables in self._tables_of(path.name):
+                set_aside(tables)
+
+    def tables_dir(self, ref: str, stamp: str) -> Path:
+        """Where the tables of a long recording lie or are to be kept. ref: its reference or path; stamp:
+        changes with its files."""
+        id_ = ref.partition(":")[2]
+        if not _ID.fullmatch(id_):
+            id_ = hashlib.blake2b(ref.encode(), digest_size=16).hexdigest()
+        return self._folder("tables") / f"{id_}-{stamp}"
+
+    def use_tables(self, folder: Path) -> None:
+        """Note that they are used now, and remove those that nobody needs: of an older state of the
+        same recording, of what is gone, and the longest unused beyond KEEP_BYTES."""
+        if not folder.is_dir():
+            return
+        os.utime(folder)
+        id_ = folder.name.partition("-")[0]
+        for other in self._tables_of(id_):
+            if other != folder:
+                set_aside(other)
+        total = 0
+        for path in _by_use(self._folder("tables")):
+            if path.name.startswith((".", "kv-replay-")):
+                if time.time() - path.stat().st_mtime > STALE_S:
+                    shutil.rmtree(path, ignore_errors=True)
+                continue
+            total += _disk_bytes(path)
+            if total > KEEP_BYTES and path != folder:
+                set_aside(path)
+
+    def _tables_of(self, id_: str) -> list[Path]:
+        return list((self.root / "tables").glob(f"{id_}-*"))
+
+    def result_file(self, name: str) -> Path:
+        """Where a result of that name lies or is to be written; the longest unused ones go."""
+        folder = self._folder("results")
+        for path in _by_use(folder)[KEEP_RESULTS:]:
+            path.unlink(missing_ok=True)
+        return folder / name
 
     def _folder(self, name: str) -> Path:
         path = self.root / name
@@ -184,6 +232,21 @@ def _size(path: Path) -> int:
     if path.is_file():
         return path.stat().st_size
     return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+
+
+def _disk_bytes(path: Path) -> int:
+    """What a folder takes of the disk, which for files with holes is less than their sizes."""
+    found = [p.stat() for p in path.rglob("*") if p.is_file()]
+    return sum(getattr(s, "st_blocks", -(-s.st_size // 512)) * 512 for s in found)
+
+
+def _by_use(folder: Path) -> list[Path]:
+    """What lies in a folder, last used first; what goes meanwhile is left out."""
+    found = []
+    for path in folder.iterdir():
+        with suppress(OSError):
+            found.append((path.stat().st_mtime, path))
+    return [path for _, path in sorted(found, reverse=True)]
 
 
 def _newest(path: Path) -> int:

@@ -1,0 +1,474 @@
+"""Long recordings: checked once, kept in files that are mapped, and drawn as if they had been read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from analyzer import align, figures
+from analyzer import column as column_module
+from analyzer.aligned import Aligned, Alignment, data_table, range_sums
+from analyzer.look import LIGHT
+from analyzer.marks import Band, Bars, Line
+from analyzer.pages.parts import store as store_module
+from analyzer.pages.parts.store import Store
+from analyzer.run import Run
+from analyzer.timeline_rows import ROWS, timeline_rows
+from analyzer.timeline_view import View
+from tests.builders import (
+    POOL,
+    make_blocks,
+    make_events,
+    make_requests,
+    make_steps,
+    record,
+    write,
+)
+from traces import mapped_tables, recording_reading
+from traces.errors import FileError, RecordingError
+from traces.mapped_tables import Keep
+from traces.recording import Recording, open_recording, zip_recording
+
+NUM_STEPS = 2_000
+
+
+def tables(num_steps: int = NUM_STEPS, seed: int = 0) -> dict[str, Any]:
+    """Steps at random times with rare preemptions, some columns partly null; events; requests."""
+    rng = np.random.default_rng(seed)
+    count = rng.integers
+    durations = rng.exponential(0.02, num_steps)
+    steps = make_steps(
+        count(0, POOL + 1, num_steps).tolist(),
+        duration_s=durations.tolist(),
+        num_running=count(0, 6, num_steps).tolist(),
+        num_waiting=count(0, 9, num_steps).tolist(),
+        num_preempted=(rng.random(num_steps) < 0.01).astype(int).tolist(),
+        prefill_tokens=count(0, 50, num_steps).tolist(),
+        decode_tokens=count(0, 6, num_steps).tolist(),
+        recomputed_tokens=count(0, 3, num_steps).tolist(),
+        stall_s=(durations * 0.1).tolist(),
+        compute_s=[None if i % 3 else float(i) for i in range(num_steps)],
+    )
+    starts = steps["t_start_s"].to_pylist()
+    gone = [i for i, n in enumerate(steps["num_preempted"].to_pylist()) if n]
+    requests = make_requests(
+        {
+            "request_id": f"a request with a long name {i}",
+            "arrival_s": starts[i * 10],
+            "prompt_tokens": 7,
+            "output_tokens": 30,
+            "first_token_s": starts[i * 10 + 5],
+            "prefix_ids": [i, i + 1] if i % 2 else None,
+            "prefix_tokens": [4, 4] if i % 2 else None,
+        }
+        for i in range(num_steps // 20)
+    )
+    events = make_events(
+        {
+            "step": i,
+            "kind": "preempt",
+            "request_id": "a request with a long name 1",
+            "mode_used": "recompute",
+            "cause_request_id": None if i % 2 else "a request with a long name 2",
+        }
+        for i in gone
+    )
+    return {"steps": steps, "events": events, "requests": requests}
+
+
+def keep(folder: Path, **changes: Any) -> Keep:
+    folder.mkdir(exist_ok=True)
+    return Keep(folder / "one", long_rows=100, **changes)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(p.name for p in folder.iterdir())
+
+
+def same_tables(found: Recording, wanted: Recording) -> None:
+    for name in ("steps", "events", "requests"):
+        ours, theirs = getattr(found, name), getattr(wanted, name)
+        assert ours.schema == theirs.schema
+        assert ours.equals(theirs, null_equal=True)
+        assert found.scan(name).collect().equals(theirs, null_equal=True)
+
+
+# ---- keeping and opening again ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows_per_part", [None, 333, 90])
+def test_kept_tables_equal_those_that_are_read(
+    tmp_path: Path, rows_per_part: int | None
+) -> None:
+    path = write(tmp_path / "r", rows_per_part=rows_per_part, **tables())
+
+    first = open_recording(path, keep=keep(tmp_path / "kept"))
+    again = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    for found in (first, again):
+        assert found.mapped is not None
+        same_tables(found, open_recording(path))
+    assert (again.rows, again.notes, again.status) == (first.rows, first.notes, "completed")
+    assert again.meta == first.meta
+
+
+def test_a_short_recording_is_not_kept(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", **tables(100))
+    (tmp_path / "kept").mkdir()
+
+    found = open_recording(path, keep=Keep(tmp_path / "kept" / "one"))
+
+    assert found.mapped is None
+    assert left_in(tmp_path / "kept") == []
+
+
+def test_what_is_kept_is_not_checked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write(tmp_path / "r", **tables())
+    open_recording(path, keep=keep(tmp_path / "kept"))
+
+    def refuse(*_: object) -> None:
+        raise AssertionError("checked again")
+
+    monkeypatch.setattr(recording_reading, "check_values", refuse)
+    found = open_recording(path, "a new name", keep(tmp_path / "kept"))
+
+    assert found.steps.height == NUM_STEPS
+    assert found.label == "a new name"
+
+
+def test_zeros_take_no_disk(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", **tables(4_000))
+
+    open_recording(path, keep=keep(tmp_path / "kept"))
+
+    zeros = (tmp_path / "kept" / "one" / "steps" / "swap_out_bytes.bin").stat()
+    assert zeros.st_size == 32_000
+    assert zeros.st_blocks == 0
+
+
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "gone", "no facts", "other layout"],
+)
+def test_kept_files_that_are_damaged_are_made_again(tmp_path: Path, damage: str) -> None:
+    path = write(tmp_path / "r", **tables())
+    open_recording(path, keep=keep(tmp_path / "kept"))
+    home = tmp_path / "kept" / "one"
+    if damage == "cut":
+        os.truncate(home / "steps" / "used_blocks.bin", 400)
+    elif damage == "gone":
+        (home / "events" / "00000.arrow").unlink()
+    elif damage == "no facts":
+        (home / "checked.json").write_text("{")
+    else:
+        facts = (home / "checked.json").read_text()
+        (home / "checked.json").write_text(facts.replace('"layout": 1', '"layout": 0'))
+
+    found = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert found.mapped is not None
+    same_tables(found, open_recording(path))
+    same_tables(open_recording(path, keep=keep(tmp_path / "kept")), open_recording(path))
+
+
+def test_a_zip_is_unpacked_once_and_its_blocks_are_still_read(tmp_path: Path) -> None:
+    held = [{"block_id": 1, "request_id": "a request with a long name 1", "logical_index": 0, "first_step": 0, "last_step": 4}]  # fmt: skip
+    folder = write(tmp_path / "r", blocks=make_blocks(held), **tables())
+    packed = zip_recording(folder, tmp_path / "r.zip")
+
+    first = open_recording(packed, keep=keep(tmp_path / "kept"))
+    packed.write_bytes(packed.read_bytes()[:200])  # needed no more
+    again = open_recording(packed, keep=keep(tmp_path / "kept"))
+
+    assert left_in(tmp_path / "kept") == ["one"]
+    for found in (first, again):
+        found.close()
+        same_tables(found, open_recording(folder))
+        assert found.blocks is not None
+        assert found.blocks["block_id"].to_list() == [1]
+
+
+def test_a_short_zip_leaves_nothing_behind_when_it_is_closed(tmp_path: Path) -> None:
+    packed = zip_recording(write(tmp_path / "r", **tables(100)), tmp_path / "r.zip")
+    (tmp_path / "kept").mkdir()
+
+    found = open_recording(packed, keep=Keep(tmp_path / "kept" / "one"))
+    assert found.steps.height == 100
+    found.close()
+
+    assert left_in(tmp_path / "kept") == []
+
+
+def test_a_killed_writer_is_kept_without_its_damaged_part(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", rows_per_part=500, closed=False, **tables())
+    last = path / "steps" / "part-00003.parquet"
+    last.write_bytes(last.read_bytes()[:-300])
+
+    found = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert found.steps.height == 1_500
+    assert not found.complete
+    same_tables(found, open_recording(path))
+    again = open_recording(path, keep=keep(tmp_path / "kept"))
+    assert again.notes == open_recording(path).notes
+    same_tables(again, open_recording(path))
+
+
+# ---- what is refused --------------------------------------------------------------------------
+
+
+def test_a_law_broken_deep_inside_is_refused_with_its_place(tmp_path: Path) -> None:
+    given = tables()
+    used = given["steps"]["used_blocks"].to_pylist()
+    used[1_804] = used[1_804] + 1
+    at = given["steps"].schema.get_field_index("used_blocks")
+    given["steps"] = given["steps"].set_column(
+        at, given["steps"].schema.field(at), pa.array(used, pa.int32())
+    )
+    path = write(tmp_path / "r", rows_per_part=500, **given)
+
+    with pytest.raises(RecordingError) as caught:
+        open_recording(path, keep=keep(tmp_path / "kept"))
+
+    said = str(caught.value)
+    assert "part-00003.parquet" in said
+    assert "table steps, row 305, column used_blocks" in said
+    assert "but the pool has 10" in said
+    assert said.endswith("Record the run again, or mend the tool that wrote this file.")
+    assert left_in(tmp_path / "kept") == []
+
+
+def test_a_stop_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", rows_per_part=500, **tables())
+
+    def stop(done: int, total: int) -> None:
+        assert total == NUM_STEPS + 100 + len(tables()["events"])
+        if done >= 1_000:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        open_recording(path, keep=keep(tmp_path / "kept", progress=stop))
+
+    assert left_in(tmp_path / "kept") == []
+
+
+def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write(tmp_path / "r", **tables())
+
+    def full(*_: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(mapped_tables, "_append", full)
+
+    with pytest.raises(FileError, match=r"No space left on device.*KV_REPLAY_CACHE"):
+        open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert left_in(tmp_path / "kept") == []
+
+
+# ---- drawn as if they had been read -------------------------------------------------------------
+
+
+@pytest.fixture
+def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Run]:
+    """One recording, kept and read; columns are looked at in several pieces."""
+    monkeypatch.setattr(column_module, "_PIECE", 512)
+    monkeypatch.setattr(align, "PIECE", 300)
+    path = write(tmp_path / "r", rows_per_part=700, **tables())
+    long = Run("long", open_recording(path, keep=keep(tmp_path / "kept")))
+    return long, Run("short", open_recording(path))
+
+
+PARTS = ((0.0, 1.0), (0.2, 0.7), (0.5, 0.51), (0.9, 1.0), (0.5, 0.5005))
+
+
+@pytest.mark.parametrize("by", ["time", "step", "progress"])
+def test_every_row_of_a_long_run_equals_that_of_a_short_one(
+    both: tuple[Run, Run], by: Alignment
+) -> None:
+    for _ in range(2):  # made, then as it was kept
+        long, short = (Aligned({"A": run}, by) for run in both)
+        np.testing.assert_array_equal(long.edges["A"], short.edges["A"])
+        for low, high in PARTS:
+            shown = (long.full[1] * low, long.full[1] * high)
+            ours, theirs = (timeline_rows(p, shown, list(ROWS)) for p in (long, short))
+
+            drawn = [
+                figures.timeline(rows, long.axis(shown), long.names, LIGHT).to_json()
+                for rows in (ours, theirs)
+            ]
+            assert drawn[0] == drawn[1]
+            assert range_sums(long, shown) == range_sums(short, shown)
+            assert data_table(long, shown).equals(data_table(short, shown))
+        both = (Run("again", both[0].recording), both[1])
+
+
+@pytest.mark.parametrize("by", ["time", "step", "progress"])
+def test_means_and_sums_equal_those_of_all_steps(both: tuple[Run, Run], by: Alignment) -> None:
+    pair = Aligned({"A": both[0]}, by)
+    columns = ("used_blocks", "num_waiting", "duration_s", "num_preempted", "decode_tokens")
+
+    for low, high in PARTS:
+        shown = (pair.full[1] * low, pair.full[1] * high)
+        found = pair.in_buckets(columns, shown, 50)
+        wanted = align.runs_on_grid(
+            {"a": (both[1].steps, both[1].requests)},
+            by=by,
+            columns=columns,
+            start=shown[0] / pair.scale,
+            end=shown[1] / pair.scale,
+            points=50,
+        )
+
+        assert found["x_start"].to_list() == wanted["x_start"].to_list()
+        for name in columns[:3]:
+            np.testing.assert_allclose(
+                found[f"a_{name}"], wanted[f"a_{name}"], rtol=1e-6, atol=1e-9
+            )
+        assert found["a_decode_tokens"].sum() == pytest.approx(wanted["a_decode_tokens"].sum())
+        if by != "progress":  # there a percent's rounding may move a step over a bucket's edge
+            assert found["a_num_preempted"].to_list() == wanted["a_num_preempted"].to_list()
+            assert found["a_decode_tokens"].to_list() == wanted["a_decode_tokens"].to_list()
+
+
+def full_band(
+    starts: np.ndarray, values: np.ndarray, cuts: np.ndarray, end: float
+) -> tuple[list[float], list[float]]:
+    """Least and greatest value of each stretch, the one that lasts into it included."""
+    low, high = [], []
+    for a, b in zip(cuts, [*cuts[1:], end], strict=True):
+        inside = (starts >= a) & (starts < b)
+        holding = max(int((starts <= a).sum()) - 1, 0)
+        here = [*values[inside], values[holding]]
+        low.append(float(min(here)))
+        high.append(float(max(here)))
+    return low, high
+
+
+def test_the_band_and_the_longest_steps_equal_a_look_at_every_step(
+    both: tuple[Run, Run],
+) -> None:
+    pair = Aligned({"A": both[0]}, "time")
+    steps = both[1].steps
+    starts, used = steps["t_start_s"].to_numpy(), steps["used_blocks"].to_numpy()
+
+    for low, high in PARTS:
+        shown = (pair.full[1] * low, pair.full[1] * high)
+        view = View(pair, shown, ("blocks",))
+        band, longest = view.band("A", "used_blocks", "blocks"), view.longest_steps("A")
+
+        assert isinstance(band, Band)
+        assert isinstance(longest, Line)
+        wanted = full_band(starts, used, band.x, shown[1])
+        assert (band.low.tolist(), band.high.tolist()) == wanted
+        inside = steps.filter(pl.col("t_start_s").is_between(*shown))["duration_s"]
+        if inside.len():
+            assert longest.y.max() == np.float32(inside.max()) * np.float32(1e3)  # type: ignore[arg-type]
+
+
+def test_preemptions_survive_every_zoom(both: tuple[Run, Run]) -> None:
+    pair = Aligned({"A": both[0]}, "time")
+    steps = both[1].steps
+    when = steps.filter(pl.col("num_preempted") > 0)["t_start_s"].to_list()
+
+    assert len(when) > 5
+    for at in when[:5]:
+        for share in (1.0, 0.1, 0.01, 0.001):
+            width = pair.full[1] * share
+            shown = pair.clip((max(0.0, at - width / 2), at + width / 2))
+            (row,) = timeline_rows(pair, shown, ["preemptions"])
+            num = sum(shown[0] <= t <= shown[1] for t in when)
+            assert row.note == f"A {num}"
+            bars = [m for m in row.marks if isinstance(m, Bars)]
+            assert sum(int(m.y.sum()) for m in bars) == num
+
+
+def test_four_times_the_steps_are_no_larger_picture(tmp_path: Path) -> None:
+    sizes = []
+    for num_steps in (2_000, 8_000):
+        path = write(tmp_path / str(num_steps), **tables(num_steps))
+        run = Run("r", open_recording(path, keep=keep(tmp_path / f"kept-{num_steps}")))
+        pair = Aligned({"A": run}, "time")
+        rows = timeline_rows(pair, pair.full, list(ROWS))
+        figure = figures.timeline(rows, pair.axis(pair.full), pair.names, LIGHT)
+        sizes.append(len(figure.to_json()))
+
+    assert sizes[1] < sizes[0] * 1.1
+
+
+def test_a_run_whose_folder_was_removed_meanwhile_is_still_drawn(tmp_path: Path) -> None:
+    path = write(tmp_path / "r", **tables())
+    run = Run("r", open_recording(path, keep=keep(tmp_path / "kept")))
+    shutil.rmtree(tmp_path / "kept")
+
+    pair = Aligned({"A": run}, "progress")
+    rows = timeline_rows(pair, pair.full, list(ROWS))
+
+    assert rows[0].key == "blocks"
+    assert run.column("decode_tokens").sum(0, NUM_STEPS) == run.steps["decode_tokens"].sum()
+
+
+def test_a_run_without_steps_has_no_edges_and_nothing_to_draw(tmp_path: Path) -> None:
+    run = Run("r", record(tmp_path / "r"))
+
+    for by in ("time", "step", "progress"):
+        pair = Aligned({"A": run}, by)
+        rows = timeline_rows(pair, pair.full, ["blocks", "step", "preemptions", "tokens"])
+        assert [row.key for row in rows] == ["blocks", "step", "preemptions", "tokens-A"]
+
+
+# ---- the store ------------------------------------------------------------------------------------
+
+
+def kept_in(store: Store, ref: str, stamp: str, num_bytes: int, age_s: float) -> Path:
+    folder = store.tables_dir(ref, stamp)
+    folder.mkdir()
+    (folder / "checked.json").write_bytes(b"x" * num_bytes)
+    then = (folder.stat().st_mtime - age_s,) * 2
+    os.utime(folder, then)
+    return folder
+
+
+def test_tables_of_an_older_state_go_when_the_new_one_is_used(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    old, new = (kept_in(store, f"run:{'a' * 32}", stamp, 10, 0) for stamp in ("01", "02"))
+    other = kept_in(store, f"run:{'b' * 32}", "01", 10, 0)
+
+    store.use_tables(new)
+
+    assert (old.exists(), new.exists(), other.exists()) == (False, True, True)
+
+
+def test_the_longest_unused_tables_go_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "KEEP_BYTES", 40_000)
+    store = Store(tmp_path)
+    oldest = kept_in(store, f"run:{'a' * 32}", "01", 20_000, 300)
+    middle = kept_in(store, f"run:{'b' * 32}", "01", 20_000, 200)
+    newest = kept_in(store, f"run:{'c' * 32}", "01", 15_000, 100)
+
+    store.use_tables(newest)
+
+    assert (oldest.exists(), middle.exists(), newest.exists()) == (False, True, True)
+
+
+def test_tables_go_with_the_upload_that_they_are_of(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache")
+    (tmp_path / "r.zip").write_bytes(b"zip")
+    with (tmp_path / "r.zip").open("rb") as source:
+        entry = store.spool(source, "r.zip")
+    tables_of_it = kept_in(store, f"file:{entry.id}", "01", 10, 0)
+
+    store.delete(entry)
+
+    assert not tables_of_it.exists()
