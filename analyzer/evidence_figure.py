@@ -80,12 +80,12 @@ def colours_of(drawing: Drawing, theme: Theme) -> Mapping[int | None, tuple[str,
 
 def alt_text(drawing: Drawing) -> str:
     """What the picture shows, in words: least and greatest value of each curve, silences, moments."""
-    said = [f"Series of the evidence over {_axis_title(drawing).lower()}."]
+    part = ", a part of it" if drawing.part else ""
+    said = [f"Series of the evidence over {_axis_title(drawing).lower()}{part}."]
     for panel in drawing.panels:
         unit = f" {panel.unit}" if panel.unit else ""
         parts = [
-            f"{c.label + ': ' if c.label else ''}{three_digits(float(np.nanmin(c.y)))} to "
-            f"{three_digits(float(np.nanmax(c.y)))}{unit}"
+            f"{c.label + ': ' if c.label else ''}{_least_to_greatest(c, unit)}"
             for c in panel.curves
         ]
         parts += [panel.note] if panel.ticks is not None else []
@@ -96,6 +96,13 @@ def alt_text(drawing: Drawing) -> str:
     if numbers:
         said.append(f"Marked: moments of proofs {', '.join(map(str, numbers))}.")
     return " ".join(said)
+
+
+def _least_to_greatest(curve: Curve, unit: str) -> str:
+    if not np.isfinite(curve.y).any():
+        return "no value in this part"
+    low, high = (three_digits(float(f(curve.y))) for f in (np.nanmin, np.nanmax))
+    return f"{low} to {high}{unit}"
 
 
 def fit_figure(
@@ -138,7 +145,7 @@ def fit_figure(
 def _height(panel: Panel) -> int:
     if panel.ticks is not None:
         return 20 + EVENT_LINE_PX * len(panel.ticks)
-    if all(not np.nanmax(c.y) for c in panel.curves):
+    if all(not c.top for c in panel.curves):
         return FLAT_PX
     return HEIGHTS.get(panel.key, HEIGHT_PX)
 
@@ -195,7 +202,7 @@ def _y_axis(
     if panel.ticks is not None:
         rows = len(panel.ticks)
         return axis | {"range": [-0.7, rows - 0.3], "showticklabels": False, "showgrid": False, "zeroline": False}  # fmt: skip
-    tops = [float(np.nanmax(c.y)) for c in panel.curves if len(c.y)]
+    tops = [c.top for c in panel.curves]
     top = max(tops, default=1.0)
     if top >= 100_000:
         axis["tickformat"] = ".3~s"
@@ -316,9 +323,12 @@ def _moments(
 ) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
     """A thin line through all panels for each moment; its number above, numbers of one place together."""
     by_place: dict[float, list[str]] = {}
+    start, end = drawing.view
     for moment in drawing.moments:
+        if not start <= moment.x <= end:
+            continue
         by_place.setdefault(moment.x, []).append(moment.label)
-    width = drawing.range[1] - drawing.range[0] - sum(b - a for a, b in drawing.skips)
+    width = end - start - sum(max(0.0, min(b, end) - max(a, start)) for a, b in drawing.skips)
     found: list[tuple[dict[str, Any], dict[str, Any] | None]] = []
     ends = [-np.inf, -np.inf]  # where the labels of both levels end
     for x, labels in sorted(by_place.items()):
@@ -333,7 +343,7 @@ def _moments(
         note = None
         if level is not None:
             ends[level] = x + half
-            near = (x - drawing.range[0]) / (drawing.range[1] - drawing.range[0])
+            near = (x - start) / (end - start)
             note = {
                 "text": html.escape(text), "showarrow": False, "x": at,
                 "xanchor": "right" if near > 0.9 else "left" if near < 0.1 else "center", "y": 1, "xref": "x", "yref": "paper",
@@ -352,7 +362,7 @@ def _axis_title(drawing: Drawing) -> str:
 
 def _x_axis(drawing: Drawing, num: int, theme: Theme) -> dict[str, Any]:
     font = {"size": 11, "color": theme.muted}
-    low, high = _at(drawing, np.array(drawing.range))
+    low, high = _at(drawing, np.array(drawing.view))
     axis: dict[str, Any] = {
         "anchor": f"y{'' if num == 1 else num}",
         "range": [float(low), float(high)],
@@ -374,8 +384,8 @@ def _x_axis(drawing: Drawing, num: int, theme: Theme) -> dict[str, Any]:
     if drawing.skips:
         cut = [clock_ms(drawing, np.array(pair)) for pair in drawing.skips]
         axis["rangebreaks"] = [{"values": [float(a)], "dvalue": float(b - a)} for a, b in cut]
-    long = drawing.has_date and drawing.range[1] - drawing.range[0] > DAY_S
-    short = drawing.range[1] - drawing.range[0] < SHORT_S
+    length_s = drawing.view[1] - drawing.view[0]
+    long, short = drawing.has_date and length_s > DAY_S, length_s < SHORT_S
     ticks = "%m-%d %H:%M" if long else "%H:%M:%S.%1f" if short else "%H:%M:%S"
     axis |= {"type": "date", "tickformat": ticks, "nticks": 5 if long or short else 7}
     axis["hoverformat"] = "%m-%d %H:%M:%S" if drawing.has_date else "%H:%M:%S"

@@ -29,6 +29,7 @@ MARKS_OF_A_PROOF = 6
 BREAK_PERIODS = 3.0
 SKIP_FRAC = 0.7  # of the axis
 AxisKind = Literal["clock", "seconds", "order"]
+_DAYS_BEFORE_1970_S = (EPOCH - EPOCH.replace(year=1970)).total_seconds()
 EVENTS = (
     "preemption", "retract", "swap_out", "swap_in", "resume", "request_aborted", "request_refused",
     "out_of_blocks", "out_of_host_blocks", "cannot_store", "out_of_memory", "fault", "fatal", "killed",
@@ -37,8 +38,9 @@ EVENTS = (
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """x, y: (n,), NaN in y where the curve is broken. rank: None for all or unknown; second: beside the
-    panel's main value (host pool, swapped); derived: some values were derived."""
+    """x, y: (n,), NaN in y where the curve is broken; of the shown part, where one is shown. rank: None
+    for all or unknown; second: beside the panel's main value (host pool, swapped); derived: some values
+    were derived; whole_top: the greatest value of the whole axis, None for that of y."""
 
     label: str
     x: Array
@@ -46,6 +48,12 @@ class Curve:
     rank: int | None = None
     second: bool = False
     derived: bool = False
+    whole_top: float | None = None
+
+    @property
+    def top(self) -> float:
+        """The greatest value, also of what is not shown: a zoom leaves the height as it is."""
+        return float(np.nanmax(self.y)) if self.whole_top is None else self.whole_top
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,7 +81,7 @@ class Moment:
 
 @dataclass(frozen=True, eq=False)
 class Drawing:
-    """kind: what x counts; base_s: seconds from EPOCH of x = 0 on a clock; has_date: the clock has one;
+    """range: the whole axis; part: what is shown of it, None for all; kind: what x counts; base_s: seconds from EPOCH of x = 0 on a clock; has_date: the clock has one;
     silences: (from, to); skips: stretches between sources in which there is nothing at all, left out of the axis; ranks: all there are; shown: those that are drawn; absent: panels that the evidence has nothing of; notes."""
 
     kind: AxisKind
@@ -88,6 +96,12 @@ class Drawing:
     shown: Sequence[int]
     absent: Sequence[str]
     notes: Sequence[str]
+    part: tuple[float, float] | None = None
+
+    @property
+    def view(self) -> tuple[float, float]:
+        """The ends of what is shown."""
+        return self.part or self.range
 
 
 _Values = Callable[[Series], Array]
@@ -153,9 +167,13 @@ _SPECS = (
 
 
 def draw_series(
-    q: Quantities, found: Diagnosis, ranks: Sequence[int] | None = None
+    q: Quantities,
+    found: Diagnosis,
+    ranks: Sequence[int] | None = None,
+    part: tuple[float, float] | None = None,
 ) -> Drawing | None:
-    """What to draw of these samples; None where there are none. ranks: those to draw, None: the fullest."""
+    """What to draw of these samples; None where there are none. ranks: those to draw, None: the fullest;
+    part: of the axis, drawn with its own detail, None for all."""
     if q.main is None:
         return None
     kind = _axis_kind(q)
@@ -166,13 +184,19 @@ def draw_series(
     lines = [part for s in series for part in _told_apart(s, kind)]
     panels = [p for p in (_panel(spec, lines, kind, q) for spec in _SPECS) if p is not None]
     events = _events(q.evidence) if kind != "order" else None
-    if events is not None:
-        panels.append(events)
-    absent = [s.title.lower() for s in _SPECS if all(s.key != p.key for p in panels)]
+    whole = [*panels, *([events] if events is not None else [])]
+    specs = [s for s in _SPECS if any(s.key == p.key for p in panels)]
+    absent = [s.title.lower() for s in _SPECS if s not in specs]
     silences = [(g.from_s, g.to_s) for g in q.gaps] if kind != "order" else []
     moments = _moments(q, found, series, kind)
     stamp = parse_stamp(q.evidence.first_time) if q.evidence.first_time else None
-    ends, skips = extent(panels, silences, moments)
+    ends, skips = extent(whole, silences, moments)
+    part = within(part, ends)
+    if part is not None:
+        panels = [
+            _panel(s, lines, kind, q, part) or p for s, p in zip(specs, panels, strict=True)
+        ]
+        events = _events(q.evidence, part) if events is not None else None
     if kind != "clock":
         skips = []
     notes = _notes(q, series, kind)
@@ -180,6 +204,8 @@ def draw_series(
         notes.append(
             f"{show_span(end - start)} in which there is nothing are left out (double line)."
         )
+    if events is not None:
+        panels.append(events)
     return Drawing(
         kind,
         stamp.seconds if stamp is not None else 0.0,
@@ -193,13 +219,30 @@ def draw_series(
         shown,
         absent,
         notes,
+        part,
     )
+
+
+def within(
+    part: tuple[float, float] | None, ends: tuple[float, float]
+) -> tuple[float, float] | None:
+    """The part as far as the axis has it; None for all of it, and where nothing would be left."""
+    if part is None:
+        return None
+    slack = 1e-3 * (ends[1] - ends[0])
+    low, high = max(part[0], ends[0]), min(part[1], ends[1])
+    is_all = low <= ends[0] + slack and high >= ends[1] - slack
+    return None if is_all or not low < high else (low, high)
+
+
+def from_clock_ms(drawing: Drawing, ms: float) -> float:
+    """x of a place on a clock's axis; `clock_ms` the other way round."""
+    return ms / 1e3 - drawing.base_s - _DAYS_BEFORE_1970_S
 
 
 def clock_ms(drawing: Drawing, x: Array) -> Array:
     """x of a clock as milliseconds since 1970, as a picture's date axis takes it."""
-    days = (EPOCH - EPOCH.replace(year=1970)).total_seconds()
-    return (np.asarray(x, dtype=np.float64) + drawing.base_s + days) * 1e3
+    return (np.asarray(x, dtype=np.float64) + drawing.base_s + _DAYS_BEFORE_1970_S) * 1e3
 
 
 def table_of(drawing: Drawing, evidence: Evidence) -> pl.DataFrame:
@@ -315,10 +358,16 @@ def _told_apart(series: Series, kind: AxisKind) -> list[_Part]:
     ]
 
 
-def _panel(spec: _Spec, parts: Sequence[_Part], kind: AxisKind, q: Quantities) -> Panel | None:
+def _panel(
+    spec: _Spec,
+    parts: Sequence[_Part],
+    kind: AxisKind,
+    q: Quantities,
+    view: tuple[float, float] | None = None,
+) -> Panel | None:
     curves: list[Curve] = []
     for part in parts:
-        curve = _curve(part, spec.column, part.name, spec.values(part.series), kind)
+        curve = _curve(part, spec.column, part.name, spec.values(part.series), kind, view)
         if curve is not None:
             curves.append(curve)
         if spec.second is None:
@@ -327,7 +376,7 @@ def _panel(spec: _Spec, parts: Sequence[_Part], kind: AxisKind, q: Quantities) -
         extra = values(part.series)
         if np.nansum(extra) > 0:
             name = f"{label} {part.name}".strip()
-            more = _curve(part, column, name, extra, kind, second=True)
+            more = _curve(part, column, name, extra, kind, view, second=True)
             if more is not None:
                 curves.append(more)
     if not curves:
@@ -340,7 +389,7 @@ def _panel(spec: _Spec, parts: Sequence[_Part], kind: AxisKind, q: Quantities) -
 def _bounds(
     spec: _Spec, curves: Sequence[Curve], q: Quantities
 ) -> tuple[float | None, tuple[float, str] | None]:
-    top = max(float(np.nanmax(c.y)) for c in curves)
+    top = max(c.top for c in curves)
     if spec.key == "usage":
         return max(104.0, top * 1.02), (100.0, "full")
     limit = q.number("max_num_seqs") if spec.key == "running" else None
@@ -350,9 +399,16 @@ def _bounds(
 
 
 def _curve(
-    part: _Part, column: str, label: str, values: Array, kind: AxisKind, second: bool = False
+    part: _Part,
+    column: str,
+    label: str,
+    values: Array,
+    kind: AxisKind,
+    view: tuple[float, float] | None = None,
+    second: bool = False,
 ) -> Curve | None:
-    """Known values alone, broken where time passed without any, thinned stretch by stretch."""
+    """Known values alone, broken where time passed without any, thinned stretch by stretch. view: the
+    part of the axis that is wanted, with the nearest value on either side; None for all."""
     x = _x(part.series, kind)
     good = np.isfinite(values) & np.isfinite(x)
     if not good.any():
@@ -369,8 +425,11 @@ def _curve(
     )
     xs, ys = [], []
     pieces = list(zip(np.split(x, cuts), np.split(y, cuts), strict=True))
+    if view is not None:
+        pieces = [p for p in (_cut(*piece, view) for piece in pieces) if p is not None]
+    num = sum(len(piece) for piece, _ in pieces)
     for piece_x, piece_y in pieces[:POINTS]:
-        points = max(8, int(POINTS * len(piece_x) / len(x)))
+        points = max(8, int(POINTS * len(piece_x) / num))
         thin_x, thin_y = downsample(piece_x, piece_y, points=points)
         xs += [thin_x, thin_x[-1:]]
         ys += [thin_y, np.array([np.nan])]
@@ -380,21 +439,34 @@ def _curve(
     )
     return Curve(
         label,
-        np.concatenate(xs)[:-1],
-        np.concatenate(ys)[:-1],
+        np.concatenate(xs)[:-1] if xs else np.empty(0),
+        np.concatenate(ys)[:-1] if ys else np.empty(0),
         part.series.rank,
         second,
         derived,
+        float(y.max()),
     )
 
 
-def _events(evidence: Evidence) -> Panel | None:
-    """Reported events by kind, where they have a time."""
+def _cut(x: Array, y: Array, view: tuple[float, float]) -> tuple[Array, Array] | None:
+    """A stretch as far as it is in view, and one value more on either side, since lines join values;
+    None where it lies outside."""
+    if x[-1] < view[0] or x[0] > view[1]:
+        return None
+    first = max(int(np.searchsorted(x, view[0], "left")) - 1, 0)
+    last = int(np.searchsorted(x, view[1], "right")) + 1
+    return x[first:last], y[first:last]
+
+
+def _events(evidence: Evidence, view: tuple[float, float] | None = None) -> Panel | None:
+    """Reported events by kind, where they have a time; view: of that part alone, every kind kept."""
     ticks: dict[str, Array] = {}
     for kind in EVENTS:
         times = [n.t_s for n in evidence.notices if n.kind == kind and n.t_s is not None]
         if times:
             at = np.unique(np.array(times, dtype=np.float64))
+            if view is not None:
+                at = at[(at >= view[0]) & (at <= view[1])]
             keep = np.unique(np.linspace(0, len(at) - 1, min(len(at), MAX_TICKS)).astype(int))
             ticks[kind] = at[keep]
     if not ticks:

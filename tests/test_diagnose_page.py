@@ -16,7 +16,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzer.evidence_figure import alt_text, evidence_figure
-from analyzer.evidence_series import Curve, Panel, draw_series, extent
+from analyzer.evidence_series import Curve, Panel, draw_series, extent, from_clock_ms
 from analyzer.look import LIGHT
 from analyzer.pages.parts.evidence_reading import evidence_store, raw_lines, read
 from analyzer.pages.parts.evidence_state import EvidenceRef, parse
@@ -429,6 +429,67 @@ def test_a_gap_in_time_breaks_the_curve_and_is_grey(store: Store, tmp_path: Path
     shapes = evidence_figure(drawing, LIGHT).to_plotly_json()["layout"]["shapes"]
     assert [s["xref"] for s in shapes if s["type"] == "rect"] == ["paper", "x"]
     assert "1 stretches without samples" in alt_text(drawing)
+
+
+def test_a_part_of_the_axis_is_drawn_with_every_sample_in_it(
+    store: Store, tmp_path: Path
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        "\n".join(v1(10 * i, i % 7, 0, float(i % 90), generation=100.0) for i in range(6_000))
+    )
+    reading = read(EvidenceRef("files", (keep(store, path),)), "key")
+    part = reading.parts[0]
+
+    whole = draw_series(part.quantities, reading.diagnosis)
+    drawing = draw_series(part.quantities, reading.diagnosis, part=(20_000.0, 21_000.0))
+
+    assert whole is not None
+    assert drawing is not None
+    x = drawing.panels[0].curves[0].x
+    assert x.tolist() == [19_990.0 + 10 * i for i in range(103)], "and the neighbours"
+    assert int(((whole.panels[0].curves[0].x > 20_000) & (whole.panels[0].curves[0].x < 21_000)).sum()) < 40  # fmt: skip
+    figures = [evidence_figure(d, LIGHT).to_plotly_json()["layout"] for d in (whole, drawing)]
+    start, end = figures[1]["xaxis"]["range"]
+    assert end - start == 1_000_000.0, "milliseconds"
+    assert from_clock_ms(drawing, start) == pytest.approx(20_000.0)
+    assert figures[0]["yaxis"]["range"] == figures[1]["yaxis"]["range"]
+    assert figures[0]["height"] == figures[1]["height"]
+    assert "a part of it" in alt_text(drawing)
+
+
+def test_a_part_without_samples_says_so(store: Store, tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    times = [*range(0, 80, 10), *range(400, 450, 10)]
+    path.write_text("\n".join(v1(t, 4, 0, 50.0, generation=100.0) for t in times))
+    reading = read(EvidenceRef("files", (keep(store, path),)), "key")
+
+    drawing = draw_series(reading.parts[0].quantities, reading.diagnosis, part=(200.0, 300.0))
+
+    assert drawing is not None
+    assert evidence_figure(drawing, LIGHT).data
+    assert "no value in this part" in alt_text(drawing)
+
+
+@pytest.mark.parametrize("zoom", ["10_30", "nonsense", "30_10", "10_nan", "9e99_1e100"])
+def test_a_part_in_the_link_is_shown_and_nonsense_shows_all(
+    store: Store, tmp_path: Path, zoom: str
+) -> None:
+    path = tmp_path / "server.log"
+    path.write_text("\n".join(v1(10 * i, 4, 0, 50.0, generation=100.0) for i in range(9)))
+
+    app = open_page(e=keep(store, path), zoom=zoom)
+
+    assert not app.exception
+    (chart,) = charts(app)
+    low, high = chart["layout"]["xaxis"]["range"]
+    if zoom == "10_30":
+        assert high - low == 20_000.0
+        assert url_of(app, "zoom") == "10_30"
+        app.button(key="evidence_show_all").click().run()
+    else:
+        assert high - low > 80_000.0
+    assert "zoom" not in app.query_params
 
 
 def test_hours_in_which_there_is_nothing_are_left_out_of_the_axis() -> None:

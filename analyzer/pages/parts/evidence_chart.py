@@ -1,6 +1,6 @@
 """Proofs beside the drawn series, raw lines on demand, and the choice of ranks.
 
-A fragment: showing lines or ranks redraws nothing else. It knows widgets; what is drawn is worked out in
+A fragment: showing lines or ranks, or a zoom, redraws nothing else. It knows widgets; what is drawn is worked out in
 `evidence_series`.
 """
 
@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import html
 from collections.abc import Sequence
+from functools import partial
 
+import numpy as np
 import streamlit as st
 
 from analyzer import figures
 from analyzer.diagnosis.findings import Proof
 from analyzer.diagnosis.traps import find_traps
 from analyzer.evidence_figure import alt_text, evidence_figure
-from analyzer.evidence_series import MAX_RANKS, Drawing, draw_series, table_of
+from analyzer.evidence_series import (
+    MAX_RANKS,
+    Drawing,
+    clock_ms,
+    draw_series,
+    from_clock_ms,
+    table_of,
+    within,
+)
 from analyzer.pages.parts.evidence_reading import Part, Reading, raw_lines
-from analyzer.pages.parts.evidence_state import choose_numbers, chosen_numbers
+from analyzer.pages.parts.evidence_state import (
+    choose_numbers,
+    chosen_numbers,
+    set_zoom,
+    write_zoom,
+    zoom,
+)
 from analyzer.pages.parts.evidence_verdict import notes_section
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.timeline import theme
+from analyzer.pages.parts.zoom import zoom_listener
 from traces.evidence.evidence import Line
 from traces.telemetry_schema import VALUE_NAMES
 
@@ -34,7 +51,9 @@ def series_section(reading: Reading, index: int) -> None:
     part = reading.parts[index]
     with guarded():
         ranks = _rank_choice(part)
-        drawing = draw_series(part.quantities, part.diagnosis, ranks)
+        view = f"{reading.key}\0{index}"
+        shown = zoom(view)
+        drawing = draw_series(part.quantities, part.diagnosis, ranks, shown)
         alone = [len(s) for s in part.quantities.ranks] == [1]
         if drawing is None or not drawing.panels or alone:
             few = "One sample is" if alone else "No samples over time are"
@@ -43,7 +62,7 @@ def series_section(reading: Reading, index: int) -> None:
             return
         left, right = st.columns([3, 2], gap="medium")
         with left:
-            _picture(drawing, part)
+            _picture(drawing, part, view)
         with right:
             _proofs(reading, index)
 
@@ -70,7 +89,7 @@ def _rank_choice(part: Part) -> list[int] | None:
     return list(chosen or []) or None
 
 
-def _picture(drawing: Drawing, part: Part) -> None:
+def _picture(drawing: Drawing, part: Part, view: str) -> None:
     st.plotly_chart(
         evidence_figure(drawing, theme()),
         theme=None,
@@ -78,12 +97,24 @@ def _picture(drawing: Drawing, part: Part) -> None:
         config=figures.CONFIG,
         alt=alt_text(drawing),
     )
+    zoom_listener(
+        "evidence_chart",
+        (_to_axis(drawing, drawing.range[0]), _to_axis(drawing, drawing.range[1])),
+        view,
+        key="zoom",
+        on_change=partial(_zoomed, drawing, view),
+    )
+    write_zoom(drawing.part)
+    if drawing.part is not None:
+        st.button("Show all", on_click=set_zoom, args=(None, view), key="evidence_show_all")
     said = list(drawing.notes)
     if drawing.absent:
         said.append(f"Not in this evidence: {', '.join(drawing.absent)}.")
     if any(m.number is not None for m in drawing.moments):
         said.append("Numbers above the picture are those of the proofs.")
-    said.append("Drag to zoom, double-click for all.")
+    said.append(
+        "Drag or Ctrl + wheel to zoom, double-click for all. Keys: W S zoom, A D move, 0 all."
+    )
     st.caption(plain(" ".join(said)))
     if st.toggle("Show data", key="evidence_data", help="The drawn points as a table."):
         table = table_of(drawing, part.evidence)
@@ -92,6 +123,27 @@ def _picture(drawing: Drawing, part: Part) -> None:
         st.dataframe(
             table, hide_index=True, height=320, alt="Series of the evidence as a table"
         )
+
+
+def _to_axis(drawing: Drawing, x: float) -> float:
+    """x as the chart's axis counts it."""
+    return float(clock_ms(drawing, np.array([x]))[0]) if drawing.kind == "clock" else x
+
+
+def _zoomed(drawing: Drawing, view: str) -> None:
+    """Show the part that the chart reports, with its own detail; what it reports of something else is late."""
+    report = st.session_state["zoom"].range or {}
+    if report.get("view") != view:
+        return
+    ends = report.get("range") or (None, None)
+    if ends[0] is None or ends[1] is None:
+        set_zoom(None, view)
+        return
+    low, high = (
+        from_clock_ms(drawing, float(end)) if drawing.kind == "clock" else float(end)
+        for end in ends
+    )
+    set_zoom(within((low, high), drawing.range), view)
 
 
 def _proofs(reading: Reading, index: int) -> None:

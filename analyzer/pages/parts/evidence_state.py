@@ -14,11 +14,16 @@ from typing import Literal
 import streamlit as st
 
 SIDES = ("A", "B", "C")
-CHOICES = ("part", "ranks")  # of the URL: which server or run, which ranks
+CHOICES = (
+    "part",
+    "ranks",
+    "zoom",
+)  # of the URL: which server or run, which ranks, what of the axis
 Kind = Literal["files", "sample", "side"]
 _SHOWN, _ASKED, _SEEN, _WRITTEN = (
     f"evidence_{n}" for n in ("shown", "asked", "seen", "written")
 )
+_ZOOM = "evidence_zoom"
 _IDS = re.compile(r"[0-9a-f]{32}(?:\.[0-9a-f]{32})*")
 _NAME = re.compile(r"[a-z0-9-]{1,40}")
 
@@ -103,6 +108,40 @@ def choose_numbers(name: str, numbers: Sequence[int]) -> None:
         st.query_params[name] = ",".join(map(str, numbers))
     else:
         st.query_params.pop(name, None)
+
+
+def zoom(view: str) -> tuple[float, float] | None:
+    """The part of the axis to show, of this session; where it has none yet, of the URL. None: all.
+
+    view: names what is drawn; a part of something else is none of it.
+    """
+    kept = st.session_state.get(_ZOOM)
+    if kept is None:
+        kept = (view, _parse_zoom(st.query_params.get("zoom", "")))
+        st.session_state[_ZOOM] = kept
+    part: tuple[float, float] | None = kept[1] if kept[0] == view else None
+    return part
+
+
+def set_zoom(part: tuple[float, float] | None, view: str) -> None:
+    st.session_state[_ZOOM] = (view, part)
+
+
+def write_zoom(part: tuple[float, float] | None) -> None:
+    """Bring the URL to the part that is shown; None takes it out."""
+    if part is None:
+        st.query_params.pop("zoom", None)
+    else:
+        st.query_params["zoom"] = f"{part[0]:.9g}_{part[1]:.9g}"
+
+
+def _parse_zoom(text: str) -> tuple[float, float] | None:
+    """'12.5_80' -> (12.5, 80.0); None for anything else."""
+    try:
+        low, high = map(float, text.split("_"))
+    except ValueError:
+        return None
+    return (low, high) if -1e12 < low < high < 1e12 else None
 
 
 def shown() -> EvidenceRef | None:

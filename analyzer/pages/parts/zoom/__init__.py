@@ -27,6 +27,7 @@ def zoom_listener(
     """Report the visible x range of chart `target` in session state under `key`, as `.range`.
 
     full: the whole axis, the bounds for moving by keys (W and S zoom, A and D move, 0 shows all);
+    on an axis of dates milliseconds since 1970, as is what comes back;
     view: names what the chart shows, and comes back with a report, which may be late.
     heights: names of y axes in the layout ("yaxis2") of which a zoom is told too.
     `.range` is {"view": view, "range": [lo, hi], "height": [lo, hi], "turn": n}, [None, None] for the

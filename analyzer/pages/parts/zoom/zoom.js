@@ -8,6 +8,11 @@ const DEBOUNCE_MS = 100;
 const WHEEL_MS = 140; // a turn of the wheel is many events: told when it rests
 const NOTCH = 100; // of deltaY
 
+// The shown range of an axis as numbers: milliseconds since 1970 where it shows dates, as Plotly counts them.
+function shownRange(axis) {
+  return axis.range.map((end) => (axis.r2l ? axis.r2l(end) : Number(end)));
+}
+
 function within([lo, hi], [first, last]) {
   const width = Math.min(hi - lo, last - first);
   const start = Math.max(first, Math.min(lo, last - width));
@@ -27,7 +32,7 @@ function wheeled(event, [lo, hi], full, at) {
 function frame(state, [lo, hi]) {
   const area = state.chart.querySelector(".nsewdrag").getBoundingClientRect();
   const outer = state.chart.getBoundingClientRect();
-  const [from, to] = state.chart._fullLayout.xaxis.range.map(Number);
+  const [from, to] = shownRange(state.chart._fullLayout.xaxis);
   const place = (x) => Math.min(1, Math.max(0, (x - from) / (to - from))) * area.width + area.left - outer.left;
   if (!state.frame) {
     state.frame = document.createElement("div");
@@ -82,10 +87,10 @@ export default function (component) {
   state.onRelayout = state.onRelayout || ((change) => {
     const names = Object.keys(change || {});
     const touched = state.heights.find((axis) => names.some((n) => n.startsWith(axis + ".range")));
-    if (touched) state.height = [...state.chart._fullLayout[touched].range].map(Number).sort((a, b) => a - b);
+    if (touched) state.height = shownRange(state.chart._fullLayout[touched]).sort((a, b) => a - b);
     if (names.some((n) => /^xaxis\.autorange$/.test(n) && change[n])) sendAll(60);
     else if (touched || names.some((n) => /^xaxis\.range/.test(n)))
-      send([...state.chart._fullLayout.xaxis.range].map(Number), DEBOUNCE_MS);
+      send(shownRange(state.chart._fullLayout.xaxis), DEBOUNCE_MS);
   });
   state.onDoubleClick = state.onDoubleClick || (() => sendAll(0));
   state.onKey = state.onKey || ((event) => {
@@ -96,7 +101,7 @@ export default function (component) {
     if (!KEYS.has(key)) return;
     event.preventDefault();
     if (key === "0") sendAll(0);
-    else send(moved(key, state.chart._fullLayout.xaxis.range.map(Number), state.full), 80);
+    else send(moved(key, shownRange(state.chart._fullLayout.xaxis), state.full), 80);
   });
 
   state.onWheel = state.onWheel || ((event) => {
@@ -105,7 +110,7 @@ export default function (component) {
     if (!area) return;
     event.preventDefault();
     const box = area.getBoundingClientRect();
-    const shown = state.chart._fullLayout.xaxis.range.map(Number);
+    const shown = shownRange(state.chart._fullLayout.xaxis);
     const from = state.wheel || shown;
     const pointer = shown[0] + (shown[1] - shown[0]) * (event.clientX - box.left) / box.width;
     const at = Math.min(1, Math.max(0, (pointer - from[0]) / (from[1] - from[0])));
