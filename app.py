@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import streamlit as st
 
-from analyzer.pages import block_map, compare, diagnose, preemptions, report, requests, what_if
+from analyzer.pages import (
+    block_map,
+    compare,
+    crossover,
+    diagnose,
+    fleet,
+    preemptions,
+    report,
+    requests,
+    what_if,
+)
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
@@ -34,6 +44,12 @@ PAGES = {
         icon=":material/grid_on:",
         url_path="block-map",
     ),
+    "crossover": st.Page(
+        crossover.page,
+        title="Crossover",
+        icon=":material/alt_route:",
+        url_path="crossover",
+    ),
     "diagnose": st.Page(
         diagnose.page,
         title="Diagnose",
@@ -45,6 +61,12 @@ PAGES = {
         title="What-if",
         icon=":material/tune:",
         url_path="what-if",
+    ),
+    "fleet": st.Page(
+        fleet.page,
+        title="Fleet",
+        icon=":material/hub:",
+        url_path="fleet",
     ),
     "report": st.Page(
         report.page,
