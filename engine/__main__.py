@@ -29,6 +29,7 @@ from engine.flags import (
 )
 from engine.progress import print_notes, print_unfinished, progress_bar
 from engine.run_command import add_run_parser
+from engine.sweep_command import add_sweep_parser
 from traces.errors import InvariantError, KVReplayError, RecordingError, SettingsError
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def build_parser() -> argparse.ArgumentParser:
     again.set_defaults(run=replay_command)
     add_run_parser(commands)
     add_calibrate_parser(commands)
+    add_sweep_parser(commands)
     warm = commands.add_parser(
         "warm-up", help="compile the core now instead of at the first run"
     )

@@ -141,27 +141,27 @@ _AGENT_LEVEL = Quantiles(
 )
 
 
-def _chat() -> Workload:
+def _chat(seed: int) -> Workload:
     return stream(
         StreamSpec(
             num_requests=2_000,
             arrivals=Arrivals(rate_per_s=2.6, burstiness=1.09**-2),
             prompt=_CHAT_PROMPT,
             output=_CHAT_OUTPUT,
-            seed=CHAT.seed,
+            seed=seed,
             name="sample: chat",
         )
     )
 
 
-def _smollm2() -> Workload:
+def _smollm2(seed: int) -> Workload:
     return stream(
         StreamSpec(
             num_requests=48,
             arrivals=Arrivals(rate_per_s=0.3, burstiness=1.09**-2),
             prompt=_divided(_CHAT_PROMPT, 8),
             output=_divided(_CHAT_OUTPUT, 4),
-            seed=SMOLLM2.seed,
+            seed=seed,
             name="sample: smollm2",
         )
     )
@@ -171,20 +171,20 @@ def _divided(lengths: Quantiles, by: int) -> Quantiles:
     return Quantiles(tuple((p, max(1, round(n / by))) for p, n in lengths.points))
 
 
-def _long_outputs() -> Workload:
+def _long_outputs(seed: int) -> Workload:
     return stream(
         StreamSpec(
             num_requests=2_000,
             arrivals=Arrivals(rate_per_s=0.9),
             prompt=_SHAREGPT_PROMPT,
             output=_REASONING_OUTPUT,
-            seed=LONG_OUTPUTS.seed,
+            seed=seed,
             name="sample: long outputs",
         )
     )
 
 
-def _agents() -> Workload:
+def _agents(seed: int) -> Workload:
     return sessions(
         SessionSpec(
             num_sessions=40,
@@ -196,13 +196,13 @@ def _agents() -> Workload:
             system=SystemPrompts(num=3, tokens=6_144),
             prefix_block_tokens=64,
             max_prompt_tokens=100_000,
-            seed=AGENTS.seed,
+            seed=seed,
             name="sample: agents",
         )
     )
 
 
-_SAMPLES: dict[str, tuple[SampleInfo, Callable[[], Workload]]] = {
+_SAMPLES: dict[str, tuple[SampleInfo, Callable[[int], Workload]]] = {
     "chat": (CHAT, _chat),
     "long-outputs": (LONG_OUTPUTS, _long_outputs),
     "agents": (AGENTS, _agents),
@@ -227,5 +227,10 @@ def info(name: str) -> SampleInfo:
 @cache
 def load(name: str) -> Workload:
     """The workload of that name, always the same rows. Raises SettingsError that lists the names."""
-    info(name)
-    return _SAMPLES[name][1]()
+    return draw(name, 0)
+
+
+def draw(name: str, draw_number: int) -> Workload:
+    """Other requests of the same kind: 0 gives the sample itself. Raises SettingsError that lists the names."""
+    seed = info(name).seed
+    return _SAMPLES[name][1](seed + draw_number)
