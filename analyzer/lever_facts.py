@@ -70,6 +70,12 @@ class Facts:
             return None
         return self.num_requests / self.span_s
 
+    def block_bytes_with(self, changes: Mapping[str, Any]) -> float:
+        """Bytes of a block over all GPUs under changes."""
+        half = 0.5 if "kv_cache_dtype" in changes and self.kv_dtypes else 1.0
+        size = changes.get("block_size", self.block_size) / self.block_size
+        return float(self.block_bytes * half * size)
+
     def blocks_of(self, tokens: np.ndarray) -> np.ndarray:
         """Blocks that so many tokens take, elementwise. (n,), int64."""
         return -(-tokens // self.block_size)
