@@ -30,7 +30,7 @@ FIGURES = {
     "full_steps_frac": ("Steps ≥ 98 % full", "Share of steps with at least 98 % of the KV pool in use."),
 }  # fmt: skip
 CALM_FRAC = 0.98  # below this use of the pool, nothing was pressed
-MAX_HALVINGS = 6
+MAX_CLOSER = 16  # more values of a curve, to find where preemption ends
 CLOSE_FRAC = 0.02  # of the value: near enough to where preemption ends
 
 
@@ -143,18 +143,21 @@ def fits(lengths: np.ndarray, num_gpu_blocks: int, block_size: int) -> dict[str,
 @dataclass(frozen=True)
 class Curve:
     """A figure's world along one lever. points: policy -> value -> outcome; base, now: the lever's
-    value in the base and at the operating point."""
+    value in the base and at the operating point; order: the lever's choices as it offers them."""
 
     lever: str
     points: Mapping[str, Mapping[Any, Outcome]]
     base: Any
     now: Any
+    order: tuple[Any, ...] = ()
 
     @property
     def values(self) -> list[Any]:
-        """All values, ascending where they are numbers, else in the order in which they came."""
+        """All values, ascending where they are numbers, else in the order of the lever's choices."""
         seen = list(dict.fromkeys(v for of in self.points.values() for v in of))
-        return sorted(seen) if all(is_number(v) for v in seen) else seen
+        if all(is_number(v) for v in seen):
+            return sorted(seen)
+        return [v for v in dict.fromkeys((*self.order, *seen)) if v in seen]
 
 
 @dataclass(frozen=True)
@@ -172,22 +175,44 @@ def is_number(value: Any) -> bool:
 
 
 def curve_values(ladder: Sequence[Any], base: Any, now: Any, most: int = 9) -> list[Any]:
-    """Values of a lever for its curve, the operating point first, then those near it.
+    """Values of a lever for its curve, the operating point first, then those near it, every other one.
 
     ladder: what the lever offers, ascending where numbers. Of choices all come.
     """
     known = [v for v in dict.fromkeys((now, base)) if v is not None]
-    if not all(is_number(v) for v in (*ladder, *known)):
+    if not known or not all(is_number(v) for v in (*ladder, *known)):
         return list(dict.fromkeys([*known, *ladder]))
     others = sorted(set(ladder) - set(known))
-    if not known:
-        return others[:most]
     below = [v for v in others if v < known[0]][::-1]
     above = [v for v in others if v > known[0]]
     room = most - len(known)
-    take_below = min(len(below), max(room // 2, room - len(above)))
-    near = [*below[:take_below], *above[: room - take_below]]
+    num_below = min(len(below), max(room // 2, room - len(above)))
+    near = [*_spread(below, num_below), *_spread(above, room - num_below)]
     return [*known, *sorted(near, key=lambda v: abs(v - known[0]))]
+
+
+def _spread(values: Sequence[Any], num: int) -> list[Any]:
+    """So many of the first values, every other one where there are enough."""
+    others = list(values[1 : 2 * num : 2])
+    return others if len(others) == num else list(values[:num])
+
+
+def next_outward(ladder: Sequence[Any], points: Mapping[Any, Outcome]) -> Any | None:
+    """The next value of the ladder to try for the end of preemption, beyond those computed on the
+    side where there is less of it; None where the ladder ends, or an end is known."""
+    counts = {
+        v: int(o.figures.get("num_preemptions") or 0)
+        for v, o in points.items()
+        if is_number(v) and not o.refused
+    }
+    if len(counts) < 2 or min(counts.values()) == 0:
+        return None
+    low, high = min(counts), max(counts)
+    if counts[low] == counts[high]:
+        return None
+    if counts[high] < counts[low]:
+        return next((v for v in sorted(ladder) if v > high), None)
+    return next((v for v in sorted(ladder, reverse=True) if v < low), None)
 
 
 def end_of_preemption(points: Mapping[Any, Outcome]) -> End | None:

@@ -70,12 +70,12 @@ def curve_figure(
     title = FIGURES[metric][0]
     layout = _layout(theme, HEIGHT_PX) | {
         "hovermode": "closest",
-        "margin": {"l": 64, "r": 24, "t": 54, "b": 48, "pad": 0},
+        "margin": {"l": 64, "r": 40, "t": 68, "b": 48, "pad": 0},
         "xaxis": _axis(theme) | places.axis | {"title": {"text": html.escape(label), "standoff": 6}},
         "yaxis": _axis(theme)
         | {
             "title": {"text": f"{title}{f' ({unit})' if unit else ''}", "standoff": 4},
-            "range": [0, top * 1.12 or 1],
+            "range": [-0.04 * (top or 1), 1.12 * (top or 1)],
             "tickformat": ",.3~g" if top < 1_000 else ",.0f",
         },
     }  # fmt: skip
@@ -120,6 +120,10 @@ class _Places:
         values = self.curve.values
         return self.is_numeric and min(values) > 0 and max(values) > LOG_SPAN * min(values)
 
+    @property
+    def _span(self) -> float:
+        return float(max(self.curve.values) - min(self.curve.values))
+
     def at(self, value: Any) -> Any:
         return value if self.is_numeric else say_value(value)
 
@@ -137,7 +141,8 @@ class _Places:
             order = [say_value(v) for v in self.curve.values]
             return {"type": "category", "categoryorder": "array", "categoryarray": order}
         if not self.is_log:
-            return {"tickformat": ",~g"}
+            whole = all(isinstance(v, int) for v in self.curve.values)
+            return {"tickformat": ",~g"} | ({"dtick": 1} if whole and self._span <= 10 else {})
         values = self.curve.values
         ticks = [
             v for i, v in enumerate(values) if i in (0, len(values) - 1) or _apart(values, i)
@@ -237,7 +242,8 @@ def _marks(curve: Curve, places: _Places, theme: Theme) -> dict[str, Any]:
         x = None if value is None else places.on_axis(value)
         if x is not None:
             shapes.append(_upright(x, colour, dash))
-            notes.append(_note(f"{word} {say_value(value)}", x, 1.0, "bottom", colour))
+            note = _note(f"{word} {say_value(value)}", x, 1.0, "bottom", colour)
+            notes.append(note | {"yshift": 13 if word == "base" else 0})
     if places.is_numeric:
         ends = [(s, end_of_preemption(p)) for s, p in zip(_SIDES, curve.points.values(), strict=False)]  # fmt: skip
         for row, (side, end) in enumerate((s, e) for s, e in ends if e is not None):

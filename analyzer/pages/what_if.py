@@ -29,15 +29,16 @@ _STYLE = """
 <style>
 .st-key-lever_grid { display: grid; grid-template-columns: repeat(auto-fill, minmax(190px, 1fr)); gap: 0.4rem 1.4rem; align-items: end; }
 .st-key-lever_grid > * { width: 100%; }
+[data-testid="stMain"] .st-key-bounds { align-items: center; }
 .st-key-lever_chips { min-height: 2.2rem; }
 .st-key-lever_chips button { min-height: 1.8rem; padding: 0.1rem 0.6rem; }
 .st-key-lever_groups { justify-content: space-between; }
-.kv-what-if { grid-template-columns: repeat(auto-fit, minmax(215px, 1fr)); }
+.kv-what-if { grid-template-columns: repeat(auto-fit, minmax(165px, 1fr)); }
 .kv-what-if .kv-pair { display: grid; grid-template-columns: 1fr 1fr; gap: 0 0.6rem; }
 .kv-what-if .kv-b { font-size: 1.2rem; white-space: nowrap; }
 .kv-what-if .kv-a { font-size: 0.8rem; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .kv-what-if .kv-change { font-size: 0.8rem; white-space: normal; }
-[data-testid="stMain"] h3 { font-size: 1.15rem; padding: 0.5rem 0 0.2rem; }
+[data-testid="stMain"] h3 { font-size: 1.15rem; padding: 0.6rem 0 0.5rem; }
 @media (max-width: 640px) {
 .st-key-lever_grid { grid-template-columns: 1fr 1fr; gap: 0.3rem 0.9rem; }
 .kv-what-if { grid-template-columns: 1fr 1fr; }
@@ -65,15 +66,17 @@ def _body(opened: Opened) -> None:
     what_if_state.write_url(bench.modes)
     _base_line(bench)
     settings = levers_section(bench, modes)
+    above = st.container(key="what_if_point")  # drawn once the bounds below it are read
     bounds = bounds_inputs()
     changes = what_if_state.changes()
     if asked_key(bench, changes, modes, bounds) != st.session_state.get("what_if_last"):
         stop_curve()  # its points are of another question
         st.session_state["what_if_last"] = asked_key(bench, changes, modes, bounds)
-    result = result_section(bench, changes, modes, bounds)
-    if result is None:
-        return
-    cards_section(result, bounds)
+    with above:
+        result = result_section(bench, changes, modes, bounds)
+        if result is None:
+            return
+        cards_section(result, bounds)
     if result.asked == asked_key(bench, changes, modes, bounds):
         with guarded():
             curve_section(bench, result, settings, bounds)

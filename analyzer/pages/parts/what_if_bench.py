@@ -18,7 +18,7 @@ import streamlit as st
 
 from analyzer.lever_facts import Facts, facts_of
 from analyzer.levers import MODES
-from analyzer.outcome import Outcome, outcome_of
+from analyzer.outcome import Outcome, Simulate, outcome_of
 from analyzer.pages.parts import shell, state, warm_core
 from analyzer.pages.parts.jobs import Cancelled
 from analyzer.pages.parts.replay import COMPILING
@@ -38,6 +38,10 @@ if TYPE_CHECKING:
 
 MODE = "preemption_mode"
 Say = Callable[[float, str], None]
+
+
+class Stopped(Exception):
+    """The user has cancelled what was being simulated."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,6 +111,22 @@ class Bench:
         if trial is None:
             return None
         return outcome_of(changes, trial.paths, trial.num_gpu_blocks, bounds)
+
+    def simulate(
+        self, bounds: Mapping[str, float] | None = None, cancelled: Cancelled | None = None
+    ) -> Simulate:
+        """Changes -> their outcome, as searches ask for it: a preemption mode may be among them, else
+        it is the first policy's. The function raises Stopped where it was cancelled."""
+
+        def simulate(changes: Mapping[str, Any]) -> Outcome:
+            others = {k: v for k, v in changes.items() if k != MODE}
+            mode = str(changes.get(MODE, self.modes[0]))
+            found = self.outcome(others, mode, bounds, None, cancelled)
+            if found is None:
+                raise Stopped
+            return replace(found, changes=dict(changes))
+
+        return simulate
 
     def settings(self, changes: Mapping[str, Any]) -> EngineSettings:
         """The base's settings with these changes. Raises SettingsError."""

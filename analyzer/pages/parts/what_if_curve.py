@@ -14,6 +14,7 @@ import streamlit as st
 
 from analyzer.figures import CONFIG
 from analyzer.outcome import Outcome
+from analyzer.pages.parts import what_if_state
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.timeline import theme
@@ -22,13 +23,14 @@ from analyzer.pages.parts.what_if_levers import Setting
 from analyzer.pages.parts.what_if_run import Result
 from analyzer.what_if import (
     FIGURES,
-    MAX_HALVINGS,
+    MAX_CLOSER,
     Curve,
     curve_table,
     curve_values,
     end_of_preemption,
     halfway,
     is_number,
+    next_outward,
     say_value,
 )
 from analyzer.what_if_figure import curve_alt, curve_figure, say_end
@@ -49,40 +51,39 @@ def curve_section(
     st.subheader("Along one lever", anchor=False)
     offered = [n for n in settings if not bench.idle(n, result.modes, result.changes)]
     last = next((n for n in reversed(list(result.changes)) if n in offered), offered[0])
-    if st.session_state.get(OVER, last) not in offered:
-        st.session_state[OVER] = last
+    figures = [m for m in FIGURES if m != "goodput_rps" or bounds]
+    what_if_state.follow_choice(OVER, offered, last)
+    what_if_state.follow_choice(SHOWS, figures, figures[0])
     with st.container(
         horizontal=True, vertical_alignment="bottom", gap="small", key="curve_controls"
     ):
         over = st.selectbox(
             "Curve over",
             offered,
-            index=offered.index(last) if OVER not in st.session_state else 0,
             format_func=lambda n: settings[str(n)].lever.label,
             key=OVER,
-            bind="query-params",
-            persist_state="session",
             width=260,
         )
         shows = st.selectbox(
             "Figure",
-            [m for m in FIGURES if m != "goodput_rps" or bounds],
+            figures,
             format_func=lambda m: FIGURES[str(m)][0],
             key=SHOWS,
-            bind="query-params",
-            persist_state="session",
             width=220,
         )
+    what_if_state.keep_choice(OVER, "")
+    what_if_state.keep_choice(SHOWS, figures[0])
     name, metric = str(over), str(shows)
     key = repr((result.asked, name))
     points = _points(key, result, settings[name])
     job = st.session_state.get(_JOB)
     if not isinstance(job, Job) or job.made_from != key:
         job = _start(key, bench, result, settings[name], bounds, points)
+    order = tuple(settings[name].lever.choices(bench.facts))
     if job.wait(FIRST_WAIT_S):
-        _drawn(key, result, settings[name], metric, False)
+        _drawn(key, order, result, settings[name], metric, False)
     else:
-        _filling(key, result, settings[name], metric)
+        _filling(key, order, result, settings[name], metric)
 
 
 def _points(key: str, result: Result, setting: Setting) -> dict[str, dict[Any, Outcome]]:
@@ -149,16 +150,16 @@ def _work(
         return True
 
     for i, value in enumerate(values):
-        report(_PART, i / (len(values) + MAX_HALVINGS), f"{i} of {len(values)} values")
+        report(_PART, i / (len(values) + MAX_CLOSER), f"{i} of {len(values)} values")
         if not made(value):
             return None
-    for _ in range(MAX_HALVINGS if all(is_number(v) for v in values) else 0):
-        ends = [end for mode in result.modes if (end := end_of_preemption(points[mode]))]
-        wanted = {v for end in ends if (v := halfway(end, lever.kind == "whole")) is not None}
+    for i in range(MAX_CLOSER if all(is_number(v) for v in values) else 0):
+        wanted = {v for mode in result.modes if (v := _closer(setting, bench, points[mode]))}
         if not wanted:
             break
         for value in sorted(wanted):
-            report(_PART, 0.9, f"looking for the end of preemption at {say_value(value)}")
+            done = (len(values) + i) / (len(values) + MAX_CLOSER)
+            report(_PART, done, f"looking for the end of preemption at {say_value(value)}")
             if not made(value):
                 return None
     report(_PART, 1.0, "done")
@@ -167,14 +168,32 @@ def _work(
 
 
 @st.fragment(run_every=LOOK_EVERY_S)
-def _filling(key: str, result: Result, setting: Setting, metric: str) -> None:
-    _drawn(key, result, setting, metric, True)
+def _filling(
+    key: str, order: tuple[Any, ...], result: Result, setting: Setting, metric: str
+) -> None:
+    _drawn(key, order, result, setting, metric, True)
+
+
+def _closer(setting: Setting, bench: Bench, points: Mapping[Any, Outcome]) -> Any | None:
+    """The value that tells more of where preemption ends: between the two that bracket it, or further out."""
+    end = end_of_preemption(points)
+    if end is not None:
+        return halfway(end, setting.lever.kind == "whole")
+    return next_outward(setting.lever.choices(bench.facts), points)
 
 
 # ---- what is drawn -------------------------------------------------------------------------------
 
 
-def _drawn(key: str, result: Result, setting: Setting, metric: str, is_running: bool) -> None:
+def _drawn(
+    key: str,
+    order: tuple[Any, ...],
+    result: Result,
+    setting: Setting,
+    metric: str,
+    is_running: bool,
+) -> None:
+    """order: values of the lever as it offers them."""
     with guarded():
         job = st.session_state.get(_JOB)
         if not isinstance(job, Job) or job.made_from != key:
@@ -184,8 +203,12 @@ def _drawn(key: str, result: Result, setting: Setting, metric: str, is_running: 
         points = _points(key, result, setting)
         # a copy: the job goes on filling them
         curve = Curve(
-            setting.lever.name, {m: dict(of) for m, of in points.items()}, setting.base, setting.now
-        )  # fmt: skip
+            setting.lever.name,
+            {m: dict(of) for m, of in points.items()},
+            setting.base,
+            setting.now,
+            order,
+        )
         _curve(curve, result, setting, metric)
         if is_running:
             progress = job.progress[_PART]
@@ -198,6 +221,8 @@ def _drawn(key: str, result: Result, setting: Setting, metric: str, is_running: 
 def _curve(curve: Curve, result: Result, setting: Setting, metric: str) -> None:
     lever = setting.lever
     label = f"{lever.label}{f' ({lever.unit})' if lever.unit else ''}"
+    if all(o.refused for of in curve.points.values() for o in of.values()):
+        return  # why is said below
     base = {m: o for m, o in result.base.items() if not o.refused}
     st.plotly_chart(
         curve_figure(curve, metric, label, theme(), base_points=base if result.changes else {}),
@@ -215,10 +240,7 @@ def _words(curve: Curve, setting: Setting) -> None:
         for policy, points in curve.points.items()
         if (end := end_of_preemption(points))
     ]
-    refused = {
-        say_value(v): o.refused for of in curve.points.values() for v, o in of.items() if o.refused
-    }  # fmt: skip
-    said = [*ends, *(f"{value} cannot run: {why}" for value, why in list(refused.items())[:3])]
+    said = [*ends, *_say_refused(curve)]
     said.append(
         "Filled and ringed: the operating point. Hollow: the base, with none of the changes. All other levers are as set above."
     )
@@ -232,3 +254,15 @@ def _words(curve: Curve, setting: Setting) -> None:
             height="content",
             alt=f"Figures along {setting.lever.label}, a row for each value and policy",
         )
+
+
+def _say_refused(curve: Curve) -> list[str]:
+    """Which values cannot run, and why, a line for each reason."""
+    reasons: dict[str, list[str]] = {}
+    for value in curve.values:
+        for outcome in (of[value] for of in curve.points.values() if value in of):
+            values = reasons.setdefault(outcome.refused, [])
+            if say_value(value) not in values:
+                values.append(say_value(value))
+    reasons.pop("", None)
+    return [f"{', '.join(values)} cannot run: {why}" for why, values in reasons.items()]

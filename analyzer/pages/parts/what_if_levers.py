@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -64,24 +65,12 @@ def derived_pool(bench: Bench, changes: Mapping[str, Any]) -> int:
 def levers_section(bench: Bench, modes: tuple[str, str]) -> dict[str, Setting]:
     """The groups, the widgets of the chosen one, and the chips. Returns every lever as it stands."""
     found = settings_now(bench)
-    counts = {
-        g: sum(s.is_changed for s in found.values() if s.lever.group == g) for g in GROUPS
-    }
+    what_if_state.follow_choice(GROUP, GROUPS, GROUPS[0])
     with st.container(
         horizontal=True, vertical_alignment="center", gap="small", key="lever_groups"
     ):
         group = st.segmented_control(
-            "Levers",
-            list(GROUPS),
-            format_func=lambda g: (
-                f"{g} ({counts[str(g)]} changed)" if counts[str(g)] else str(g)
-            ),
-            default=GROUPS[0],
-            required=True,
-            key=GROUP,
-            bind="query-params",
-            persist_state="session",
-            label_visibility="collapsed",
+            "Levers", list(GROUPS), required=True, key=GROUP, label_visibility="collapsed"
         )
         st.toggle(
             "Type values",
@@ -89,6 +78,7 @@ def levers_section(bench: Bench, modes: tuple[str, str]) -> dict[str, Setting]:
             persist_state="session",
             help="Number fields in place of sliders, for any value.",
         )
+    what_if_state.keep_choice(GROUP, GROUPS[0])
     exact = bool(st.session_state.get(EXACT))
     with st.container(key="lever_grid"):
         if group == LEVERS[what_if_state.MODE].group:
@@ -154,10 +144,14 @@ def _widget(setting: Setting, bench: Bench, modes: tuple[str, str], exact: bool)
     else:
         st.session_state[key] = now
         options = sorted(options)
-        unit = f" {lever.unit}" if lever.unit else ""
-        st.select_slider(
-            options=options, format_func=lambda v: f"{say_value(v)}{unit}", **common
-        )
+        st.select_slider(options=options, format_func=partial(_with_unit, lever.unit), **common)
+
+
+def _with_unit(unit: str, value: Any) -> str:
+    """'2 GPUs', '1 GPU', '0.92'."""
+    if value == 1 and unit.endswith("s"):
+        unit = unit[:-1]
+    return f"{say_value(value)} {unit}".rstrip()
 
 
 def _number(lever: Lever, now: Any, common: dict[str, Any]) -> None:
@@ -229,4 +223,4 @@ def say_change(setting: Setting) -> str:
     share = ""
     if is_number(base) and is_number(now) and base:
         share = f" ({(now / base - 1) * 100:+,.0f} %)".replace("-", "−")
-    return f"{say_value(base)} → {say_value(now)}{f' {unit}' if unit else ''}{share}"
+    return f"{say_value(base)} → {_with_unit(unit, now)}{share}"

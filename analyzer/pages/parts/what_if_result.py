@@ -48,12 +48,7 @@ _MOST_LINKS = 8
 
 def cards_section(result: Result, bounds: Mapping[str, float]) -> None:
     """Nine figures of both policies, each with the change against the base; or why it cannot run."""
-    for mode, outcome in result.now.items():
-        if outcome.refused:
-            st.error(
-                f"**{plain(mode)} cannot run so.** {plain(outcome.refused)}",
-                icon=":material/block:",
-            )
+    _refused(result)
     ran = [o for o in result.now.values() if not o.refused]
     if not ran:
         return
@@ -67,6 +62,19 @@ def cards_section(result: Result, bounds: Mapping[str, float]) -> None:
     for mode, outcome in result.now.items():
         for line in [] if outcome.refused else say_ended(outcome):
             st.warning(plain(f"{mode}: {line}"), icon=":material/info:")
+
+
+def _refused(result: Result) -> None:
+    """Why a policy cannot run with these changes, once for both where it is the same."""
+    reasons: dict[str, list[str]] = {}
+    for mode, outcome in result.now.items():
+        if outcome.refused:
+            reasons.setdefault(outcome.refused, []).append(mode)
+    for why, modes in reasons.items():
+        st.error(
+            f"**{plain(' and '.join(modes))} cannot run so:** {plain(why)} Move that lever, or take its change back above.",
+            icon=":material/block:",
+        )
 
 
 def _card(result: Result, metric: str) -> str:

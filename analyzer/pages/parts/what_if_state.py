@@ -8,7 +8,7 @@ over when it is new; a browser may send it as it was before the last change.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import streamlit as st
@@ -39,6 +39,16 @@ def change(name: str, value: Any, base: Any) -> None:
     st.session_state[_CHANGES] = now
 
 
+def set_changes(wanted: Mapping[str, Any]) -> None:
+    """Make these the changes, those that were made before taken back; for whoever proposes some. A
+    preemption mode among them becomes the first policy."""
+    mode = wanted.get(MODE)
+    st.session_state[_CHANGES] = {k: v for k, v in wanted.items() if k != MODE}
+    if mode in MODES:
+        other = next(m for m in ("recompute", "swap") if m != mode)
+        set_policies((str(mode), other))
+
+
 def reset(*names: str) -> None:
     """Take these changes back; all of them where none is named."""
     now = {} if not names else {k: v for k, v in changes().items() if k not in names}
@@ -53,6 +63,26 @@ def policies(default: tuple[str, str]) -> tuple[str, str]:
 
 def set_policies(chosen: tuple[str, str]) -> None:
     st.session_state[POLICIES] = chosen
+
+
+def follow_choice(name: str, options: Sequence[str], default: str) -> None:
+    """Let the widget of that key begin with what was last chosen in it, else with what the URL says,
+    and never hold what is no option; before it is drawn."""
+    if name not in st.session_state:
+        asked = st.session_state.get(f"{name}_kept", st.query_params.get(name, ""))
+        st.session_state[name] = asked if asked in options else default
+    elif st.session_state[name] not in options:
+        st.session_state[name] = default
+
+
+def keep_choice(name: str, default: str) -> None:
+    """Bring the URL to what that widget shows; kept, since a widget's value goes with its page."""
+    value = str(st.session_state[name])
+    st.session_state[f"{name}_kept"] = value
+    if value == default:
+        st.query_params.pop(name, None)
+    elif st.query_params.get(name) != value:
+        st.query_params[name] = value
 
 
 def nonsense() -> list[str]:
