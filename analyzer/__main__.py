@@ -1,5 +1,5 @@
 """`python -m analyzer summary DIR`, `compare DIR_A DIR_B`, `diagnose FILE...`, `estimate FILE...`: tables or JSON;
-`report` and `export`: files to share; `route`: a fleet under another router.
+`report` and `export`: files to share; `route`: a fleet under another router; `advise`: what reaches a goal.
 
 It opens recordings, calls `summary.py`, `fleet.py`, `telemetry.py` and `compare.py`, and prints. A
 recording that cannot be read, or pairs that must not be compared, are one sentence on stderr and
@@ -20,6 +20,7 @@ from traces.errors import KVReplayError
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
+    from analyzer.advise_command import add_parser as add_advise
     from analyzer.diagnose_command import add_parser
     from analyzer.estimate_command import add_parser as add_estimate
     from analyzer.report_command import add_parser as add_report
@@ -54,6 +55,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_report(commands)
     add_validate(commands)
     add_route(commands)
+    add_advise(commands)
     return parser
 
 

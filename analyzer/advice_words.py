@@ -5,7 +5,7 @@ It computes no figure; every number is one of an outcome.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from analyzer.advice_parts import (
@@ -13,12 +13,13 @@ from analyzer.advice_parts import (
     NO_CHANGE,
     REFUSED,
     WORSE,
+    Effect,
 )
 from analyzer.goals import MAX_GOODPUT, Goal, say_standing
 from analyzer.lever_facts import Facts
 from analyzer.levers import LEVERS
 from analyzer.outcome import Outcome
-from analyzer.words import show
+from analyzer.words import label, show
 
 RULE = (
     "Ranked: what meets the goal first, by its dearest price: a flag alone, memory, quality or cut requests, "
@@ -124,4 +125,15 @@ def say_answer(verdict: str, goal: Goal, base: Outcome, outcome: Outcome, facts:
         return f"changes nothing that counts: {now} with {what}, {was} at the base"
     if verdict == WORSE:
         return f"makes it worse: {now} with {what}, {was} at the base"
-    return f"not enough alone: at best {now} with {what}, {was} at the base"
+    how = "alone" if len(outcome.changes) == 1 else "together"
+    return f"not enough {how}: at best {now} with {what}, {was} at the base"
+
+
+def say_effects(effects: Iterable[Effect]) -> str:
+    """'preemptions 176 -> 0, TTFT p99 17.0 -> 1.03 s': what changed by more than the noise; 'none'."""
+    said = [
+        f"{label(e.metric)} {show(e.metric, e.base)} → {show(e.metric, e.now)}"
+        for e in effects
+        if e.word != NO_CHANGE
+    ]
+    return ", ".join(said) or "none beyond 1 %"

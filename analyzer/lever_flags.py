@@ -50,22 +50,28 @@ _NO_FLAG_OF_OURS = ("replicas", "router")
 _NOTES = {
     "num_gpu_blocks": "overrides what vLLM measured: the memory must be there, or the server ends with out of memory",
     "gpu_memory_utilization": "vLLM checks it at the start and says so where the memory is not free",
-    "weight_dtype": "an awq checkpoint of the model where 4 bits are asked for; fp8 is made from 16 bits at the start",
-    "device": "no flag: start the server on that device",
+    "device": "start the server on that device",
     "replicas": "or as many servers behind a balancer; of a dense model, each has weights and a pool of its own",
     "router": "how a balancer shares requests out: no flag of the server",
-    "rate_scale": "no flag: a limit in front of the server, or a part of the load elsewhere",
+    "rate_scale": "a limit in front of the server, or a part of the load elsewhere",
     "max_model_len": "vLLM refuses longer prompts and ends longer requests at that length",
     "victim": f"victim rules other than vLLM's own are {NOT_IN_VLLM}",
     "copy_path": f"how swapped blocks cross the link is {NOT_IN_VLLM}, which has no swap",
     "copy_mode": f"how a step waits for swapped blocks is {NOT_IN_VLLM}, which has no swap",
-    "link_gb_per_s": "no flag: it is the machine's",
+    "link_gb_per_s": "it is the machine's",
 }
 _MODES = {
     "swap": f"swap is {NOT_IN_VLLM}: its V0 had it, and the torch engine here runs it",
     "cheapest": f"cheapest of recompute and swap is {NOT_IN_VLLM}: the torch engine here runs it",
     "offload": "vLLM's CPU cache; with --async-scheduling (the default) 0.26.0 turns one failed allocation into many preemptions",
     "recompute": "what vLLM does without --kv-offloading-size",
+}
+_BY_VALUE = {
+    "preemption_mode": _MODES,
+    "weight_dtype": {
+        "fp8": "made from 16-bit weights at the start",
+        "int4": "needs an AWQ checkpoint of the model",
+    },
 }
 
 
@@ -115,8 +121,8 @@ def our_flags(changes: Mapping[str, Any]) -> str:
 
 def note_of(name: str, value: Any = None) -> str:
     """What has to be known beside the flag, or why there is none; '' for nothing."""
-    if name == "preemption_mode":
-        return _MODES.get(value, "")
+    if name in _BY_VALUE:
+        return _BY_VALUE[name].get(value, "")
     if name == "host_gib":
         return "vLLM's size of its CPU cache; host memory for swap is " + NOT_IN_VLLM
     if name == "victim" and value in ("last", "priority"):

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from analyzer.goals import Goal, figure
+from analyzer.advice_words import show_changes
+from analyzer.goals import MAX_GOODPUT, Goal, figure
 from analyzer.latency import OVERLOAD_QUEUE_FRAC
 from analyzer.lever_facts import Facts
 from analyzer.outcome import Outcome
@@ -24,8 +25,37 @@ def obstacles_of(
 ) -> tuple[str, ...]:
     """Sentences, the hardest obstacle first; empty where none of those that are known stands out."""
     ran = [o for o in outcomes if not o.refused]
-    said = [_too_large(facts, base), *_compute(goal, ran), _overload(facts, base, ran)]
+    said = [
+        _too_large(facts, base),
+        *_compute(goal, ran),
+        _overload(facts, base, ran),
+        *_least(goal, facts, base, ran),
+    ]
     return tuple(s for s in said if s)
+
+
+def _least(goal: Goal, facts: Facts, base: Outcome, ran: list[Outcome]) -> list[str]:
+    """How low each figure that the base misses came by itself, whatever the others were then."""
+    if goal.aim == MAX_GOODPUT:
+        return []
+    wanted = {bound.key: bound.limit_s for bound in goal.bounds}
+    wanted |= {"num_preemptions": 0.0} if goal.no_preemption else {}
+    said, kept = [], []
+    for key, limit in wanted.items():
+        known = [(value, o) for o in ran if (value := figure(o.figures, key)) is not None]
+        least, best = min(known, key=lambda pair: pair[0], default=(None, base))
+        if least is None:
+            continue
+        with_it = show_changes(best.changes, facts)
+        if least <= limit:
+            kept.append(f"{label(key)} is kept with {with_it}")
+        else:
+            said.append(
+                f"{label(key)}: the least of {len(ran):,} runs is {show(key, least)}, with {with_it}, above {show(key, limit)}."
+            )
+    if not said and len(kept) > 1:
+        said.append(f"Each by itself can be reached, not together: {'; '.join(kept)}.")
+    return said
 
 
 def _too_large(facts: Facts, base: Outcome) -> str:
