@@ -6,12 +6,10 @@ engine is imported when a run is asked for, never when a page opens.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import shutil
 import uuid
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from analyzer.pages.parts.jobs import Cancelled, Report
 from analyzer.pages.parts.settings_form import Choice, Shape
 from analyzer.pages.parts.store import Store
 from traces.errors import SettingsError
-from traces.schema import CLOSED_FILE, SCHEMA_VERSION
+from traces.schema import CLOSED_FILE
 from traces.workload import Workload
 
 COMPILING = "compiling the simulator, once for this machine, a minute or so: {:.0f} s"
@@ -81,10 +79,11 @@ def replay_sides(
 
 
 def run_id(workload: Workload, settings: Mapping[str, Any], seed: int) -> str:
-    """32 hex digits: the same requests under the same settings have the same."""
-    said = json.dumps({k: settings[k] for k in sorted(settings)}, default=str)
-    made_of = f"{SCHEMA_VERSION}\0{engine_stamp()}\0{workload.digest}\0{workload.name}\0{said}\0{seed}"
-    return hashlib.blake2b(made_of.encode(), digest_size=16).hexdigest()
+    """The name of that run, the same as a what-if's: 32 hex digits of requests, settings and engine."""
+    from engine.config import EngineSettings
+    from engine.trials import run_id as named
+
+    return named(workload, asdict(EngineSettings(**{**settings, "seed": seed})))
 
 
 def _replay(
