@@ -19,7 +19,7 @@ from analyzer.crossover import Cell, Costs, Range, cheaper, flips
 from analyzer.look import Side, Theme, faded, seconds, three_digits
 from analyzer.preemption_figure import base_layout, plain_axis
 
-_SYMBOLS = {"recompute": "circle", "swap": "square", "offload": "diamond"}
+_SYMBOLS = {"recompute": "circle", "swap": "square"}
 _OPEN = {"recompute": "circle-open", "swap": "square-open", "offload": "diamond-open"}
 _RUG_PX, _CURVES_PX, _BOTTOM_PX = 16, 300, 50
 _ROW_PX, _CELL_PX = 19, 25
@@ -51,9 +51,10 @@ def curves(
     is_async: draw the time on the link too, for which the engine does not wait.
     """
     x = [p.tokens for p in points]
+    swap = "swap, what the batch loses" if is_async else "swap, out and in"
     data: list[dict[str, Any]] = [
         _line(x, [p.recompute_s for p in points], "recompute", theme.preempt, "solid"),
-        _line(x, [p.swap_s for p in points], "swap, out and in", theme.swap, "dash"),
+        _line(x, [p.swap_s for p in points], swap, theme.swap, "dash"),
     ]
     if is_async:
         link = [p.out_s + p.back_s for p in points]
@@ -379,6 +380,40 @@ class ModelRow:
     high: float
     break_even: float | None
 
+    @property
+    def cheaper(self) -> str:
+        """By the rule of thumb; swap where nothing is known, since large copies favour it."""
+        known = self.break_even is not None
+        return "recompute" if known and self.at < (self.break_even or 0.0) else "swap"
+
+
+def _rows_of(
+    way: str, rows: Sequence[tuple[int, ModelRow]], tokens: int, theme: Theme
+) -> dict[str, Any]:
+    """The models for which that way is cheaper on the chosen device, each with its row."""
+    colour = theme.swap if way == "swap" else theme.preempt
+    return {
+        "type": "scatter",
+        "mode": "markers",
+        "x": [m.at for _, m in rows],
+        "y": [i for i, _ in rows],
+        "name": f"{way} cheaper at {tokens:,} tokens (bar: 1k to 32k)",
+        "error_x": {
+            "type": "data",
+            "symmetric": False,
+            "array": [m.high - m.at for _, m in rows],
+            "arrayminus": [m.at - m.low for _, m in rows],
+            "thickness": 4,
+            "width": 0,
+            "color": faded(colour, 0.35),
+        },
+        "marker": {"color": colour, "size": 8, "symbol": _SYMBOLS[way]},
+        "customdata": [
+            f"{_harmless(m.name)}: {three_digits(m.at)} kFLOP per byte" for _, m in rows
+        ],
+        "hovertemplate": "%{customdata}<extra></extra>",
+    }
+
 
 def intensity_rows(
     models: Sequence[ModelRow],
@@ -393,29 +428,23 @@ def intensity_rows(
     and device, whose names are bold, and whose device's break-even is drawn through all rows.
     """
     names = [m.name for m in models]
-    low = len(models) + 1  # an empty row between
-    y_machines = [low + i for i in range(len(machines))]
-    data: list[dict[str, Any]] = [
-        {
-            "type": "scatter", "mode": "markers", "x": [m.at for m in models], "y": list(range(len(models))),
-            "name": f"model at {tokens:,} tokens (bar: 1k to 32k)",
-            "error_x": {"type": "data", "symmetric": False, "array": [m.high - m.at for m in models],
-                        "arrayminus": [m.at - m.low for m in models], "thickness": 4, "width": 0, "color": faded(theme.a, 0.3)},
-            "marker": {"color": theme.a, "size": 8},
-            "customdata": [f"{_harmless(m.name)}: {three_digits(m.at)} kFLOP per byte" for m in models],
-            "hovertemplate": "%{customdata}<extra></extra>",
-        },
+    y_machines = [len(models) + 1 + i for i in range(len(machines))]  # an empty row between
+    data = [
+        _rows_of(way, [(i, m) for i, m in enumerate(models) if m.cheaper == way], tokens, theme)
+        for way in ("swap", "recompute")
+    ]
+    data += [
         {
             "type": "scatter", "mode": "markers", "x": [m.break_even for m in models], "y": list(range(len(models))),
             "name": f"{_harmless(chosen[1])} breaks even, copies as chosen",
-            "marker": {"color": theme.preempt, "size": 11, "symbol": "line-ns-open", "line": {"width": 2.5}},
+            "marker": {"color": theme.text, "size": 11, "symbol": "line-ns-open", "line": {"width": 2}},
             "customdata": ["" if m.break_even is None else f"{_harmless(chosen[1])} with copies of {_harmless(m.name)}: {three_digits(m.break_even)} kFLOP per byte" for m in models],
             "hovertemplate": "%{customdata}<extra></extra>",
         },
         {
             "type": "scatter", "mode": "markers", "x": [v for _, v in machines], "y": y_machines,
             "name": "machine breaks even, large copies",
-            "marker": {"color": theme.b, "size": 9, "symbol": "diamond"},
+            "marker": {"color": theme.grey, "size": 9, "symbol": "diamond"},
             "customdata": [f"{_harmless(n)}: {three_digits(v)} kFLOP per byte" for n, v in machines],
             "hovertemplate": "%{customdata}<extra></extra>",
         },
@@ -429,13 +458,13 @@ def intensity_rows(
     own = next((v for n, v in machines if n == chosen[1]), None)
     shapes = [] if not own else [
         {"type": "line", "x0": own, "x1": own, "y0": -0.5, "y1": len(labels) - 0.5, "layer": "below",
-         "line": {"color": theme.b, "width": 1, "dash": "dot"}}
+         "line": {"color": theme.grey, "width": 1, "dash": "dot"}}
     ]  # fmt: skip
     axis = plain_axis(theme)
     layout = {
         **base_layout(_ROW_PX * len(labels) + 120, theme),
         "margin": {"l": 138, "r": 12, "t": 68, "b": 46, "pad": 2},
-        "xaxis": {**axis, "type": "log", "range": span, "tickvals": ticks, "ticktext": [three_digits(v) for v in ticks],
+        "xaxis": {**axis, "type": "log", "range": span, "tickvals": ticks, "ticktext": [f"{v:,.10g}" for v in ticks],
                   "title": _title("kFLOP per byte of KV", theme)},
         "yaxis": {**axis, "tickvals": list(range(len(labels))), "ticktext": ticktext,
                   "range": [len(labels) - 0.5, -0.5]},

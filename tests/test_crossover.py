@@ -573,13 +573,16 @@ def test_the_map_says_who_wins_in_letters_and_outlines_the_chosen_pair() -> None
 
 
 def test_rows_of_intensity_hold_models_then_machines() -> None:
-    rows = [ModelRow("m", 100.0, 90.0, 150.0, 26.0), ModelRow("n", 30.0, 25.0, 40.0, None)]
+    rows = [ModelRow("m", 100.0, 90.0, 150.0, 26.0), ModelRow("n", 30.0, 25.0, 40.0, 31.0)]
 
     figure = intensity_rows(rows, [("d1", 5.0), ("d2", 26.0)], ("m", "d2"), 2048, LIGHT)
 
     assert list(figure.layout.yaxis.ticktext) == ["<b>m</b>", "n", "", "d1", "<b>d2</b>"]
-    assert list(figure.data[0].error_x.array) == [50.0, 10.0]
-    assert list(figure.data[2].y) == [3, 4]
+    swap, recompute, even, machines = figure.data
+    assert (list(swap.x), list(swap.error_x.array)) == ([100.0], [50.0])
+    assert (list(recompute.x), list(recompute.y)) == ([30.0], [1])
+    assert list(even.x) == [26.0, 31.0]
+    assert list(machines.y) == [3, 4]
     assert figure.layout.shapes[0].x0 == 26.0
 
 

@@ -37,7 +37,7 @@ _STYLE = """
 <style>
 .st-key-cx_map_frame { overflow-x: auto; }
 .st-key-cx_map { min-width: 860px; }
-[data-testid="stMain"] h3 { font-size: 1.1rem; padding: 0.3rem 0 0.35rem; }
+[data-testid="stMain"] h2 { font-size: 1.15rem; padding: 0.3rem 0 0.35rem; }
 @media (max-width: 640px) {
 .st-key-cx { gap: 0.4rem; }
 .st-key-cx > div { flex: 1 1 46%; min-width: 0; }

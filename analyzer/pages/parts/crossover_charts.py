@@ -89,7 +89,7 @@ def curves_section(
         for side, one in victims.items()
         if one.table.height
     }
-    st.subheader("Over the length of the victim", anchor=False)
+    st.header("Over the length of the victim", anchor=False)
     st.plotly_chart(
         curves(points, ranges, at, drawn, theme(), is_async=setup.copy_mode == "async"),
         theme=None,
@@ -172,7 +172,7 @@ def _victims_table(table: pl.DataFrame) -> pl.DataFrame:
 
 def map_section(chosen: Chosen, own: Own, names: Names) -> None:
     """Who is cheaper for every model on every device, at the chosen length."""
-    st.subheader(f"Models by devices, at {chosen.tokens:,} tokens", anchor=False)
+    st.header(f"Models by devices, at {chosen.tokens:,} tokens", anchor=False)
     frac = chosen.cached_pct / 100
     cells = _cells(chosen, own, names, frac)
     by_worth = _in_order(chosen, own, names)
@@ -230,7 +230,7 @@ def _in_order(chosen: Chosen, own: Own, names: Names) -> tuple[list[str], list[s
 
 def intensity_section(chosen: Chosen, own: Own, names: Names) -> None:
     """Models against machines on the one axis that decides."""
-    st.subheader("kFLOP per KV byte against the machine's break-even", anchor=False)
+    st.header("kFLOP per KV byte against the machine's break-even", anchor=False)
     models, devices = _in_order(chosen, own, names)
     rows = [r for m in models if (r := _row(chosen, own, m)) is not None]
     machines = [(d, large_copies_break_even(device_of(replace(chosen.setup, device=d), own)) / 1e3) for d in devices]  # fmt: skip
