@@ -177,6 +177,7 @@ def _bucketed(steps: pl.LazyFrame, offset_s: float, grid: Grid) -> pl.DataFrame:
         .agg(
             bad=bad.fill_null(True).sum(),
             busy_s=duration.sum(),
+            begin_s=begin.min(),
             end_s=(begin + duration).max(),
             usage=(share * duration).sum(),
             usage_max=share.max(),
@@ -193,30 +194,36 @@ def _bucketed(steps: pl.LazyFrame, offset_s: float, grid: Grid) -> pl.DataFrame:
 
 
 def _on_grid(found: pl.DataFrame, grid: Grid) -> dict[str, np.ndarray]:
-    """Buckets without a step hold the step that is still going on, or nothing: the engine idles."""
+    """A level's mean over a bucket weighs what holds in it: steps that begin there, as far as they lie
+    within, and before them the one that still goes on. Else the engine idles, and holds nothing."""
     out = {m: np.full(grid.num_buckets, np.nan, np.float32) for m in MEASURES}
     if not found.height:
         return out
-    at = found["bucket"].to_numpy()
+    at, width_s, edges = found["bucket"].to_numpy(), grid.width_s, grid.edges_s
     busy_s, ends = found["busy_s"].to_numpy(), np.maximum.accumulate(found["end_s"].to_numpy())
-    last = min(grid.num_buckets, int(np.ceil((ends[-1] - grid.start_s) / grid.width_s)))
-    inside = slice(int(at[0]), max(last, int(at[-1]) + 1))
-    edges = grid.edges_s
-    # Of each bucket within: which row holds there, and whether its step still goes on.
-    row = np.searchsorted(at, np.arange(inside.start, inside.stop), side="right") - 1
-    has_row = at[row] == np.arange(inside.start, inside.stop)
-    goes_on = ~has_row & (ends[row] > edges[inside.start : inside.stop])
-    covered = np.minimum(1.0, busy_s / grid.width_s) if grid.width_s > 0 else np.ones(len(at))
+    first_s = found["begin_s"].to_numpy()
+    last = min(grid.num_buckets, int(np.ceil((ends[-1] - grid.start_s) / width_s)))
+    buckets = np.arange(int(at[0]), max(last, int(at[-1]) + 1))
+    row = np.searchsorted(at, buckets, side="right") - 1  # that begins there, or before it
+    has_row = at[row] == buckets
+    begins, until = edges[buckets], edges[buckets + 1]
+    before = np.where(has_row, row - 1, row)  # whose last step may go on
+    goes_on_until = np.where(before >= 0, ends[np.maximum(before, 0)], -np.inf)
+    free_at = np.where(has_row, np.minimum(first_s[row], until), until)
+    carried_s = np.clip(np.minimum(goes_on_until, free_at) - begins, 0.0, width_s)
+    own_s = np.clip(busy_s[row] - np.maximum(0.0, ends[row] - until), 0.0, width_s - carried_s)
+    own_s = np.where(has_row, own_s, 0.0)
     for measure in MEASURES:
         values = found[measure].to_numpy().astype(np.float64)
         if measure in _SUMS:
-            out[measure][inside] = np.where(has_row, values[row], 0.0)
-            continue
-        mean = values
-        if not measure.endswith("_max"):
+            out[measure][buckets] = np.where(has_row, values[row], 0.0)
+        elif measure.endswith("_max"):
+            held = np.where(carried_s > 0, values[np.maximum(before, 0)], 0.0)
+            out[measure][buckets] = np.where(has_row, values[row], held)
+        else:
             mean = np.divide(values, busy_s, out=np.zeros_like(values), where=busy_s > 0)
-        own = mean if measure.endswith("_max") else mean * covered
-        out[measure][inside] = np.where(has_row, own[row], np.where(goes_on, mean[row], 0.0))
+            weighed = mean[row] * own_s + mean[np.maximum(before, 0)] * carried_s
+            out[measure][buckets] = weighed / width_s
     return out
 
 
@@ -227,41 +234,47 @@ def _read_samples(
     member: Member, offset_s: float, grid: Grid
 ) -> dict[int | None, dict[str, np.ndarray]]:
     telemetry = open_telemetry(member.path, member.label)
-    at = pl.col("t_s") + offset_s
-    samples = telemetry.scan("samples").filter(pl.col("t_s").is_not_null())
     risen = pl.col("preemptions_total") - pl.col("preemptions_total").shift(1).over(
         "engine_rank"
     )
-    counted = pl.coalesce(pl.col("num_preempted"), risen.clip(0))
-    tokens = pl.coalesce(
-        pl.col("iteration_tokens"), pl.col("generation_tokens") + pl.col("prompt_computed_tokens").fill_null(0)
-    )  # fmt: skip
-    usage = pl.col("kv_usage_frac")
+    work = pl.col("generation_tokens") + pl.col("prompt_computed_tokens").fill_null(0)
+    samples = (
+        telemetry.scan("samples")
+        .filter(pl.col("t_s").is_not_null())
+        .with_columns(
+            at=pl.col("t_s") + offset_s,
+            counted=pl.coalesce(pl.col("num_preempted"), risen.clip(0)),
+            work=pl.coalesce(pl.col("iteration_tokens"), work),
+        )
+    )
+    usual = samples.group_by("engine_rank").agg(
+        usual_s=(pl.max("at") - pl.min("at")) / (pl.len() - 1).clip(1)
+    )
+    bucket = (
+        ((pl.col("at") - grid.start_s) / grid.width_s).floor().clip(0, grid.num_buckets - 1)
+    )
+    inside = samples.filter(pl.col("at").is_between(grid.start_s, grid.end_s))
+    # What the last sample before the part said may hold at its beginning.
+    before = (
+        samples.filter(pl.col("at") < grid.start_s).sort("at").group_by("engine_rank").tail(1)
+    )
     rows = (
-        samples.with_columns(counted=counted, work=tokens)
-        .filter(at >= grid.start_s, at < grid.end_s)
-        .group_by(
-            "engine_rank",
-            bucket=((at - grid.start_s) / grid.width_s).floor().clip(0, grid.num_buckets - 1).cast(pl.Int32),
+        pl.concat(
+            [
+                inside.with_columns(bucket=bucket.cast(pl.Int32)),
+                before.with_columns(
+                    bucket=pl.lit(-1, pl.Int32),
+                    counted=pl.lit(None, pl.Int64),
+                    work=pl.lit(None, pl.Int64),
+                ).select(*samples.collect_schema().names(), "bucket"),
+            ]
         )
-        .agg(
-            num=pl.len(),
-            first_s=at.min(),
-            last_s=at.max(),
-            usage=usage.mean(),
-            usage_max=usage.max(),
-            running=pl.col("num_running").mean(),
-            waiting=pl.col("num_waiting").mean(),
-            waiting_max=pl.col("num_waiting").max(),
-            full=(usage * 100 >= FULL_PERCENT).mean(),
-            preemptions=pl.col("counted").sum(),
-            tokens=pl.col("work").sum(),
-            has_counts=pl.col("counted").count(),
-            has_tokens=pl.col("work").count(),
-        )
+        .group_by("engine_rank", "bucket")
+        .agg(*_OF_SAMPLES)
+        .join(usual, on="engine_rank", nulls_equal=True)
         .collect()
         .sort("bucket")
-    )  # fmt: skip
+    )
     found: dict[int | None, dict[str, np.ndarray]] = {}
     for rank in rows["engine_rank"].unique().to_list():
         own = rows.filter(pl.col("engine_rank").eq_missing(pl.lit(rank, pl.Int32)))
@@ -269,23 +282,43 @@ def _read_samples(
     return found
 
 
+_USAGE = pl.col("kv_usage_frac")
+_OF_SAMPLES = (
+    pl.max("at").alias("last_s"),
+    _USAGE.mean().alias("usage"),
+    _USAGE.max().alias("usage_max"),
+    pl.mean("num_running").alias("running"),
+    pl.mean("num_waiting").alias("waiting"),
+    pl.max("num_waiting").alias("waiting_max"),
+    (_USAGE * 100 >= FULL_PERCENT).mean().alias("full"),
+    pl.sum("counted").alias("preemptions"),
+    pl.sum("work").alias("tokens"),
+    pl.count("counted").alias("num_preemptions"),
+    pl.count("work").alias("num_tokens"),
+)
+
+
 def _held(rows: pl.DataFrame, grid: Grid) -> dict[str, np.ndarray]:
     """Gauges hold until the next sample, for at most three of the usual distances."""
     out = {m: np.full(grid.num_buckets, np.nan, np.float32) for m in MEASURES}
     at, last_s = rows["bucket"].to_numpy(), rows["last_s"].to_numpy()
-    total, num = last_s[-1] - rows["first_s"][0], int(rows["num"].sum())
-    usual_s = total / (num - 1) if num > 1 else 0.0
-    buckets = np.arange(at[0], at[-1] + 1)
-    row = np.searchsorted(at, buckets, side="right") - 1
-    holds = (at[row] == buckets) | (
-        grid.edges_s[buckets] - last_s[row] <= _HOLDS * max(usual_s, grid.width_s)
+    longest_s = _HOLDS * max(float(rows["usual_s"][0]), grid.width_s)
+    until = min(
+        grid.num_buckets, int((last_s[-1] + longest_s - grid.start_s) / grid.width_s) + 1
     )
+    begin = max(int(at[0]), 0)
+    buckets = np.arange(begin, max(int(at[-1]) + 1, until if at[-1] < 0 else 0))
+    if not len(buckets):
+        return out
+    row = np.searchsorted(at, buckets, side="right") - 1
+    has_row = at[row] == buckets
+    holds = has_row | (grid.edges_s[buckets] - last_s[row] <= longest_s)
     for measure in MEASURES:
         values = rows[measure].cast(pl.Float64).fill_null(np.nan).to_numpy()
         if measure in _SUMS:
-            seen = rows["has_counts" if measure == "preemptions" else "has_tokens"].sum()
-            if seen:
-                out[measure][buckets] = np.where(at[row] == buckets, values[row], np.where(holds, 0.0, np.nan))  # fmt: skip
+            if rows[f"num_{measure}"].sum():
+                none = np.where(holds, 0.0, np.nan)
+                out[measure][buckets] = np.where(has_row, values[row], none)
             continue
         out[measure][buckets] = np.where(holds, values[row], np.nan)
     return out

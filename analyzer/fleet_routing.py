@@ -24,6 +24,14 @@ ROUTER_TITLES = {
     "least-tokens": "Least outstanding KV tokens",
     "prefix-affinity": "Prefix affinity",
 }
+_SHORT = {
+    RECORDED: "Recorded",
+    AS_RECORDED: "Simulated as recorded",
+    "round-robin": "Round-robin",
+    "least-requests": "Least requests",
+    "least-tokens": "Least KV tokens",
+    "prefix-affinity": "Prefix affinity",
+}
 MOST_REPLICAS = 64
 NO_PREEMPTION, TTFT_P99 = "no-preemption", "ttft-p99"
 ROWS = (
@@ -35,11 +43,11 @@ LABELS = {
     "num_replicas": "Replicas",
     "mean_used_frac": "Mean use of the pools",
     "max_rank_used_frac": "Mean use of the fullest rank",
-    "imbalance": "Imbalance (fullest rank over mean)",
+    "imbalance": "Imbalance (fullest over mean)",
     "peak_imbalance": "Largest imbalance",
-    "full_while_room_frac": "Time with one full while another has room",
-    "waiting_fits_mean": "Waiting that fits elsewhere, mean",
-    "waiting_fits_frac": "Waiting that fits elsewhere",
+    "full_while_room_frac": "One full while another has room",
+    "waiting_fits_mean": "Waiting that fits elsewhere",
+    "waiting_fits_frac": "Fits elsewhere, of all waiting",
 }
 
 
@@ -53,8 +61,7 @@ class Variant:
 
     @property
     def title(self) -> str:
-        names = {RECORDED: "Recorded", AS_RECORDED: "Simulated as recorded", **ROUTER_TITLES}
-        return f"{names[self.key]} ({self.how})"
+        return _SHORT[self.key]
 
 
 def in_sentence(rule: str) -> str:
@@ -78,10 +85,13 @@ def name_of(metric: str) -> str:
 
 
 def routing_table(variants: Sequence[Variant]) -> pl.DataFrame:
-    """A row per figure, a column per variant, as people read them."""
-    columns: dict[str, list[str]] = {"Figure": [name_of(m) for m in ROWS]}
+    """A row per figure, a column per variant, as people read them; the first row says how it is known."""
+    columns: dict[str, list[str]] = {"Figure": ["Times are", *(name_of(m) for m in ROWS)]}
     for variant in variants:
-        columns[variant.title] = [show(m, figure(variant.figures, m)) for m in ROWS]
+        columns[variant.title] = [
+            variant.how,
+            *(show(m, figure(variant.figures, m)) for m in ROWS),
+        ]
     return pl.DataFrame(columns)
 
 

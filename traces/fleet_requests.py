@@ -108,9 +108,9 @@ def _on_clock(
         .otherwise(pl.lit(segment_tokens, pl.UInt32).repeat_by(num_segments))
     )
     return work.table.with_columns(
-        pl.lit(f"{label}/") + pl.col("request_id"),
         pl.col("arrival_s") + first_s,
         pl.col("abort_s") + first_s,
+        request_id=pl.lit(f"{label}/") + pl.col("request_id"),
         arrival_step=pl.lit(None, pl.Int64),
         abort_step=pl.lit(None, pl.Int64),
         prefix_tokens=lengths.cast(pl.List(pl.UInt32)),

@@ -33,6 +33,8 @@ from traces.errors import RecordingError
 _STYLE = """
 <style>
 [data-testid="stMain"] h2 { font-size: 1.35rem; padding: 0.8rem 0 0; }
+[data-testid="stMain"] .kv-card h2 { font-size: 0.82rem; padding: 0; overflow: hidden; text-overflow: ellipsis; }
+@media (max-width: 640px) { .kv-cards.kv-fleet { grid-template-columns: 1fr 1fr; } }
 .st-key-fleet_routed { padding: 0.6rem 0.9rem; }
 [data-testid="stMain"] h3 { font-size: 1.1rem; padding: 0.3rem 0 0.35rem; }
 </style>
@@ -73,7 +75,7 @@ def _intro(store: Store) -> None:
 def _fleet(shown: Shown, store: Store) -> None:
     series = shown.series
     kind = "rank" if len(series.ranks) == 1 else "ranks"
-    with st.container(key="header"):
+    with st.container(horizontal=True, vertical_alignment="center", key="header"):
         st.title(f"Fleet · {plain(_name(shown))}: {len(series.ranks):,} {kind}", anchor=False)
     with st.container(key="set_up"):
         st.caption(plain(_set_up(shown)))
@@ -118,10 +120,10 @@ def _set_up(shown: Shown) -> str:
 
 _CARDS = (
     ("imbalance", "Imbalance", "KV tokens of the fullest rank over the mean of all, over the whole time. 1 is even."),
-    ("full_while_room_frac", "One full, another has room", "Share of the time in which a rank has at least 98 % of its pool in use or preempts, while another never has more than 90 % in use and nobody waits there."),
-    ("waiting_fits_mean", "Waiting that fits elsewhere", "Waiting requests, on average, that ranks with room could have taken at that time, by free tokens over the mean prompt and by free seats."),
-    ("waiting_fits_frac", "Share of all waiting", "Of the time that requests waited, the share in which they would have fitted elsewhere."),
-    ("num_preemptions", "Preemptions, all ranks", "How often a running request lost its KV blocks."),
+    ("full_while_room_frac", "One full, one has room", "Share of the time in which a rank has at least 98 % of its pool in use or preempts, while another never has more than 90 % in use and nobody waits there."),
+    ("waiting_fits_mean", "Fits elsewhere, mean", "Waiting requests, on average, that ranks with room could have taken at that time, by free tokens over the mean prompt and by free seats."),
+    ("waiting_fits_frac", "Fits elsewhere, share", "Of the time that requests waited, the share in which they would have fitted elsewhere."),
+    ("num_preemptions", "Preemptions", "How often a running request lost its KV blocks."),
 )  # fmt: skip
 
 
@@ -140,5 +142,5 @@ def _cards(shown: Shown) -> None:
         for key, title, explained in _CARDS
     )
     st.html(
-        f'<section class="kv-cards" aria-label="Five figures of the fleet">{cards}</section>'
+        f'<section class="kv-cards kv-fleet" aria-label="Five figures of the fleet">{cards}</section>'
     )

@@ -144,7 +144,11 @@ def _routed(found: Routed, rule: str, key: str) -> None:
         hide_index=True,
         height="content",
         column_config={
-            c: st.column_config.TextColumn(alignment="right") for c in table.columns[1:]
+            "Figure": st.column_config.TextColumn(width=230),
+            **{
+                c: st.column_config.TextColumn(alignment="right", width=150)
+                for c in table.columns[1:]
+            },
         },
         alt="Figures of the fleet as recorded and as routed",
     )
