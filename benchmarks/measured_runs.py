@@ -1,12 +1,13 @@
-"""The simulator against three measured vLLM runs: TPOT, TTFT, throughput, makespan.
+"""The simulator against measured vLLM runs: queues, throughput, TTFT, TPOT, E2E.
 
-    python benchmarks/measured_runs.py [--shared ../shared] [--write]
+    python benchmarks/measured_runs.py [--shared ../shared] [--run FOLDER --device NAME] [--write]
 
 Replays the request traces of `traces/vllm-measured-runs` (LLMServingSim 2.0 artefacts, vLLM 0.19 on
 RTX PRO 6000, read in place) under the settings of their meta.json and compares with the measured
-times of the same requests. Each run is made twice: with data-sheet peaks and the nearest
-architecture's efficiencies (untuned), and with the preset, four numbers of which were fitted to two
-of these runs. With --write the table is saved in benchmarks/results/.
+times of the same requests and the measured queues. Each run is made twice: with data-sheet peaks and the
+nearest architecture's efficiencies (untuned), and with the preset, four numbers of which were fitted to two
+of these runs. `--run` takes one folder of the same form, measured anywhere, and a device. With --write
+the table is saved in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -17,14 +18,20 @@ import json
 import os
 import sys
 import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))  # a script finds the project; hence imports below it (E402)
 
+import numpy as np  # noqa: E402
 import polars as pl  # noqa: E402
 
+from benchmarks.expert_parallel import decode_step_s, simulate_ranks  # noqa: E402
 from engine.config import EngineSettings  # noqa: E402
+from engine.models import load_model  # noqa: E402
 from engine.simulator import simulate  # noqa: E402
 from traces.open import open_workload  # noqa: E402
 from traces.recording import open_recording  # noqa: E402
@@ -44,56 +51,191 @@ UNTUNED = {
         "allreduce": [[[2, 5e-06, 20e9], [4, 13e-06, 5.5e9], [8, 26e-06, 1.3e9]], "L40S"],
     },
 }
-FIGURES = ("mean TPOT, ms", "p90 TPOT, ms", "mean TTFT, s", "output tokens/s", "makespan, s")
+PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
+TIMES = (("ttft_s", "TTFT, s", 1.0), ("tpot_s", "TPOT, ms", 1e3), ("e2e_s", "E2E, s", 1.0))
+TICK_S = 1.0  # the recorder's samples
+MIN_RUNNING = 32  # fewer requests make a second of few steps
 
 
-def measured(path: Path) -> pl.DataFrame:
-    """One row a request in order of arrival; times in s since the first one was queued."""
-    rows = pl.read_ndjson(path).sort("arrival_time", maintain_order=True)
-    base = float(rows["queued_ts"].min())  # type: ignore[arg-type]
-    return rows.select(
+@dataclass(frozen=True)
+class Measured:
+    """One run: requests (output_tokens, arrival_s, first_token_s, finish_s; s since the first arrival),
+    queues (t_s, running, waiting), None where there are none."""
+
+    name: str
+    requests: pl.DataFrame
+    queues: pl.DataFrame | None
+
+
+def read_measured(folder: Path) -> Measured:
+    """The measured side of a folder with requests.jsonl and timeseries.csv.
+
+    Arrivals are the client's. Its clock is another than the engine's: they are laid over each other where
+    a request was queued soonest after it was sent. Sources of error below some 2 ms.
+    """
+    rows = pl.read_ndjson(folder / "requests.jsonl").sort("arrival_time", maintain_order=True)
+    first = float(rows["arrival_time"].min())  # type: ignore[arg-type]
+    base = first + float((rows["queued_ts"] - rows["arrival_time"]).min())  # type: ignore[arg-type]
+    requests = rows.select(
         pl.col("output_toks").alias("output_tokens"),
-        (pl.col("queued_ts") - base).alias("arrival_s"),
+        (pl.col("arrival_time") - first).alias("arrival_s"),
         (pl.col("first_token_ts") - base).alias("first_token_s"),
         (pl.col("last_token_ts") - base).alias("finish_s"),
     )
+    path = folder / "timeseries.csv"
+    queues = None
+    if path.is_file():
+        samples = pl.read_csv(path)
+        queues = samples.select(pl.col("t").cast(pl.Float64).alias("t_s"), "running", "waiting")
+    return Measured(folder.name, requests, queues)
 
 
-def figures(requests: pl.DataFrame) -> tuple[float, ...]:
-    """FIGURES of finished requests."""
+def latencies(requests: pl.DataFrame) -> dict[str, np.ndarray]:
+    """ttft_s, tpot_s, e2e_s of finished requests."""
     r = requests.filter(pl.col("finish_s").is_not_null())
-    tpot = ((r["finish_s"] - r["first_token_s"]) / (r["output_tokens"] - 1)).to_numpy() * 1e3
-    ttft = (r["first_token_s"] - r["arrival_s"]).to_numpy()
-    makespan = float(r["finish_s"].max())  # type: ignore[arg-type]
-    p90 = float(pl.Series(tpot).quantile(0.9, "linear") or 0.0)
-    return tpot.mean(), p90, ttft.mean(), r["output_tokens"].sum() / makespan, makespan
+    long = r.filter(pl.col("output_tokens") > 1)
+    return {
+        "ttft_s": (r["first_token_s"] - r["arrival_s"]).to_numpy(),
+        "tpot_s": ((long["finish_s"] - long["first_token_s"]) / (long["output_tokens"] - 1)).to_numpy(),
+        "e2e_s": (r["finish_s"] - r["arrival_s"]).to_numpy(),
+    }  # fmt: skip
+
+
+def figures(requests: pl.DataFrame) -> dict[str, float]:
+    """Every figure of a side by its label, queues left out."""
+    times = latencies(requests)
+    found: dict[str, float] = {}
+    for key, label, factor in TIMES:
+        found[f"{label}, mean"] = float(times[key].mean()) * factor
+        for name, share in PERCENTILES:
+            found[f"{label}, {name}"] = float(np.quantile(times[key], share)) * factor
+    makespan = float(requests["finish_s"].max())  # type: ignore[arg-type]
+    found["output tokens/s"] = float(requests["output_tokens"].sum()) / makespan
+    found["makespan, s"] = makespan
+    return found
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """One simulated run: requests as in Measured, running and waiting [n] at the end of each tick."""
+
+    requests: pl.DataFrame
+    running: np.ndarray
+    waiting: np.ndarray
+
+
+def settings_of_run(kwargs: Mapping[str, Any], device: str) -> EngineSettings:
+    """EngineSettings of a run's engine_kwargs; what they leave out is vLLM's default."""
+    given = {
+        name: kwargs[name]
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size")
+        if kwargs.get(name) is not None
+    }  # fmt: skip
+    dtype = str(kwargs.get("kv_cache_dtype") or "auto")
+    return EngineSettings(
+        model=str(kwargs["model"]),
+        device=device,
+        gpu_memory_utilization=float(kwargs.get("gpu_memory_utilization") or 0.9),
+        kv_cache_dtype=dtype,
+        enable_prefix_caching=kwargs.get("enable_prefix_caching") is not False,
+        **given,
+    )
 
 
 def modelled(
-    workload: Workload, kwargs: dict[str, object], device: str, scratch: Path
-) -> pl.DataFrame:
-    """Requests of the simulated run; data-parallel ranks are engines of their own, in turn."""
-    settings = EngineSettings(
-        model=str(kwargs["model"]),
-        device=device,
-        tensor_parallel_size=int(str(kwargs["tensor_parallel_size"])),
-        max_num_seqs=int(str(kwargs["max_num_seqs"])),
-        max_num_batched_tokens=int(str(kwargs["max_num_batched_tokens"])),
-        gpu_memory_utilization=0.9,
-    )
-    ranks = int(str(kwargs["data_parallel_size"]))
+    workload: Workload, kwargs: Mapping[str, Any], device: str, scratch: Path, end_s: float
+) -> Simulated:
+    """The simulated run; data-parallel ranks take requests in turn, and share experts where told to."""
+    settings = settings_of_run(kwargs, device)
+    ranks = int(kwargs.get("data_parallel_size") or 1)
+    shares = [
+        Workload(workload.table.gather_every(ranks, n), f"rank {n}", workload.report)
+        for n in range(ranks)
+    ]
+    folders = [scratch / str(n) for n in range(ranks)]
+    if ranks > 1 and kwargs.get("enable_expert_parallel") and load_model(settings.model).is_moe:
+        simulate_ranks(shares, settings, folders)
+    else:
+        for share, folder in zip(shares, folders, strict=True):
+            simulate(share, settings, folder, overwrite=True)
+    ticks = TICK_S * np.arange(1, int(np.ceil(end_s / TICK_S)) + 1)
+    running, waiting = np.zeros(len(ticks)), np.zeros(len(ticks))
     parts = []
-    for rank in range(ranks):
-        table = workload.table.gather_every(ranks, rank)
-        start = float(table["arrival_s"][0])
-        share = Workload(
-            table.with_columns(pl.col("arrival_s") - start), f"rank {rank}", workload.report
+    for folder in folders:
+        recording = open_recording(folder)
+        parts.append(
+            recording.requests.select("output_tokens", "arrival_s", "first_token_s", "finish_s")
         )
-        simulate(share, settings, scratch / str(rank), overwrite=True)
-        rows = open_recording(scratch / str(rank)).requests
-        times = ("arrival_s", "first_token_s", "finish_s")
-        parts.append(rows.select("output_tokens", *(pl.col(c) + start for c in times)))
-    return pl.concat(parts)
+        here = _queues(recording.steps, ticks)
+        running, waiting = running + here[0], waiting + here[1]
+    return Simulated(pl.concat(parts), running, waiting)
+
+
+def _queues(steps: pl.DataFrame, ticks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Running and waiting at each tick, 0 before the first step and after the last."""
+    starts = steps["t_start_s"].to_numpy()
+    end = float((steps["t_start_s"] + steps["duration_s"]).max())  # type: ignore[arg-type]
+    row = np.searchsorted(starts, ticks, side="right") - 1
+    inside = (row >= 0) & (ticks < end)
+    row = np.maximum(row, 0)
+    return (
+        np.where(inside, steps["num_running"].to_numpy()[row], 0),
+        np.where(inside, steps["num_waiting"].to_numpy()[row], 0),
+    )
+
+
+def compare_run(folder: Path, device: str, scratch: Path) -> dict[str, tuple[float, float]]:
+    """Figure -> (measured, simulated) of one run; distances of queues have 0 on the measured side."""
+    kwargs = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["engine_kwargs"]
+    truth = read_measured(folder)
+    end_s = float(truth.requests["finish_s"].max())  # type: ignore[arg-type]
+    if truth.queues is not None and truth.queues.height:
+        end_s = max(end_s, float(truth.queues["t_s"].max()))  # type: ignore[arg-type]
+    ours = modelled(open_workload(folder / "requests.jsonl"), kwargs, device, scratch, end_s)
+    measured, simulated = figures(truth.requests), figures(ours.requests)
+    found = {name: (measured[name], simulated[name]) for name in measured}
+    if truth.queues is not None:
+        at = (truth.queues["t_s"].to_numpy() / TICK_S).astype(int) - 1
+        keep = (at >= 0) & (at < len(ours.running))
+        for name, values in (("running", ours.running), ("waiting", ours.waiting)):
+            theirs = truth.queues[name].to_numpy()[keep]
+            mine = values[at[keep]]
+            found[f"{name}, mean"] = float(theirs.mean()), float(mine.mean())
+            found[f"{name}, mean distance"] = 0.0, float(np.abs(theirs - mine).mean())
+    return found
+
+
+def decode_only(folder: Path, device: str) -> np.ndarray:
+    """Modelled step over measured step, less 1, of every second in which no prompt was computed.
+
+    A measured step is requests running over tokens generated in that second; contexts follow from the
+    requests' own times, taken as growing evenly. Shape (n, 2): requests running, error.
+    """
+    kwargs = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["engine_kwargs"]
+    settings = settings_of_run(kwargs, device)
+    ranks = int(kwargs.get("data_parallel_size") or 1)
+    requests = read_measured(folder).requests
+    prompts = (
+        pl.read_ndjson(folder / "requests.jsonl")
+        .sort("arrival_time", maintain_order=True)["input_toks"]
+        .to_numpy()
+    )
+    first, last = requests["first_token_s"].to_numpy(), requests["finish_s"].to_numpy()
+    outputs = requests["output_tokens"].to_numpy()
+    samples = pl.read_csv(folder / "timeseries.csv").filter(
+        (pl.col("prompt_throughput") == 0) & (pl.col("gen_throughput") > 0)
+    )
+    found = []
+    for t, rate in samples.select("t", "gen_throughput").iter_rows():
+        mid = t - TICK_S / 2
+        live = (first < mid) & (last > mid)
+        num = int(live.sum())
+        if num < MIN_RUNNING:
+            continue
+        context = prompts + outputs * (mid - first) / (last - first)
+        length_s = decode_step_s(settings, num, float(context[live].sum()), ranks)
+        found.append((num, length_s / (num / rate) - 1))
+    return np.array(found).reshape(-1, 2)
 
 
 def compare(shared: Path) -> list[str]:
@@ -104,35 +246,54 @@ def compare(shared: Path) -> list[str]:
         custom.write_text(json.dumps(UNTUNED), encoding="utf-8")
         for run in RUNS:
             folder = shared / "traces" / "vllm-measured-runs" / run
-            kwargs = json.loads((folder / "meta.json").read_text(encoding="utf-8"))[
-                "engine_kwargs"
+            sides = [
+                compare_run(folder, device, Path(scratch) / "out")
+                for device in (str(custom), "rtx-pro-6000")
             ]
-            workload = open_workload(folder / "requests.jsonl")
-            truth = figures(measured(folder / "requests.jsonl"))
-            sims = [
-                figures(modelled(workload, kwargs, d, Path(scratch) / "out"))
-                for d in (str(custom), "rtx-pro-6000")
-            ]
-            for i, name in enumerate(FIGURES):
-                cells = " | ".join(f"{s[i]:.4g} ({s[i] / truth[i] - 1:+.0%})" for s in sims)
-                lines.append(
-                    f"| {run.removeprefix('RTXPRO6000_')} | {name} | {truth[i]:.4g} | {cells} |"
-                )
+            lines += rows_of(run.removeprefix("RTXPRO6000_"), sides)
     return lines
 
 
+def rows_of(name: str, sides: Sequence[Mapping[str, tuple[float, float]]]) -> list[str]:
+    """Rows of the table: measured once, then each side with its error."""
+    lines = []
+    for figure, (measured, _) in sides[0].items():
+        cells = [_cell(measured, side[figure][1]) for side in sides]
+        said = "" if "distance" in figure else f"{measured:.4g}"
+        lines.append(f"| {name} | {figure} | {said} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(measured: float, simulated: float) -> str:
+    if measured == 0:
+        return f"{simulated:.3g}"
+    return f"{simulated:.4g} ({100 * (simulated / measured - 1):+.1f} %)"
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(
-        description="The simulator against three measured vLLM runs."
-    )
+    parser = argparse.ArgumentParser(description="The simulator against measured vLLM runs.")
     default = os.environ.get("KV_REPLAY_SHARED", str(ROOT.parent / "shared"))
     parser.add_argument(
         "--shared", type=Path, default=Path(default), help="folder that holds traces/"
     )
     parser.add_argument(
+        "--run",
+        type=Path,
+        help="one folder with meta.json and requests.jsonl, instead of the three",
+    )
+    parser.add_argument("--device", help="preset or device file for --run")
+    parser.add_argument(
         "--write", action="store_true", help="save a dated file in benchmarks/results/"
     )
     args = parser.parse_args()
+    if args.run is not None:
+        if args.device is None:
+            parser.error("--run needs --device: the preset of the machine it was measured on")
+        with tempfile.TemporaryDirectory() as scratch:
+            side = compare_run(args.run, args.device, Path(scratch) / "out")
+        print("| run | figure | measured | simulated |\n|---|---|---|---|")
+        print("\n".join(rows_of(args.run.name, [side])))
+        return
     if not (args.shared / "traces" / "vllm-measured-runs").is_dir():
         parser.error(
             "traces/vllm-measured-runs is not in the shared folder: give its place with --shared"
@@ -142,19 +303,24 @@ def main() -> None:
     if args.write:
         today = datetime.date.today().isoformat()
         out = ROOT / "benchmarks" / "results" / f"{today}-measured-runs.md"
-        head = [
-            "# Simulator against measured vLLM runs",
-            "",
-            f"{today}. `python benchmarks/measured_runs.py --write`; vLLM 0.19.0, RTX PRO 6000, 300 ShareGPT requests at 10/s "
-            "each, max_num_seqs 128, 2,048 batched tokens (LLMServingSim 2.0 artefacts, commit 5daddb2, MIT).",
-            "",
-            "The preset's weight reads, decode attention and all-reduce were fitted to the first two runs; the untuned column "
-            "uses data-sheet peaks and the nearest architecture. The third run shares its experts over two data-parallel "
-            "ranks, which the model does not know: it is simulated as two engines that hold all experts.",
-            "",
-        ]
-        out.write_text("\n".join(head + lines) + "\n", encoding="utf-8")
+        out.write_text("\n".join([*_head(today), *lines]) + "\n", encoding="utf-8")
         print(f"\nwritten: benchmarks/results/{out.name}")
+
+
+def _head(today: str) -> list[str]:
+    return [
+        "# Simulator against measured vLLM runs",
+        "",
+        f"{today}. `python benchmarks/measured_runs.py --write`; vLLM 0.19.0, RTX PRO 6000, 300 ShareGPT requests at 10/s "
+        "each, max_num_seqs 128, 2,048 batched tokens (LLMServingSim 2.0 artefacts, commit 5daddb2, MIT).",
+        "",
+        "The preset's weight reads, decode attention and all-reduce were fitted to the first two runs; the untuned column "
+        "uses data-sheet peaks and the nearest architecture. The third run shares its experts over two data-parallel "
+        "ranks, and nothing was fitted to it: it is simulated as two equally loaded engines, of which each holds half of the experts.",
+        "",
+        "Distances are of running and waiting requests at one second, on average over the run.",
+        "",
+    ]
 
 
 if __name__ == "__main__":

@@ -108,7 +108,7 @@ def _work(recording: Recording, cancelled: Callable[[], bool] | None) -> pl.Data
         again = simulate_by_step(workload, settings, Path(scratch) / "run")
         for phase, state, _ in again:
             if phase == "scheduled":
-                rows.append(_work_of(state))
+                rows.append(work_of(state))
             if len(rows) >= MAX_STEPS or (cancelled is not None and cancelled()):
                 break
         again.close()  # type: ignore[attr-defined]  # a generator
@@ -119,7 +119,7 @@ def _work(recording: Recording, cancelled: Callable[[], bool] | None) -> pl.Data
     return frame.with_columns(pl.col("step").cast(recording.steps.schema["step"]))
 
 
-def _work_of(s: State) -> tuple[float, ...]:
+def work_of(s: State) -> tuple[float, ...]:
     """What the step just scheduled computes, as the cost model sees it (engine/core/outputs.py)."""
     c = s.c[0]
     seats = s.seats[: c.num_sched]
