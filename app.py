@@ -13,6 +13,7 @@ from analyzer.pages import (
     preemptions,
     report,
     requests,
+    sweeps,
     what_if,
 )
 from analyzer.pages.parts import shell
@@ -61,6 +62,12 @@ PAGES = {
         title="What-if",
         icon=":material/tune:",
         url_path="what-if",
+    ),
+    "sweeps": st.Page(
+        sweeps.page,
+        title="Sweeps",
+        icon=":material/grid_view:",
+        url_path="sweeps",
     ),
     "fleet": st.Page(
         fleet.page,

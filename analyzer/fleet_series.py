@@ -145,7 +145,8 @@ def _one_a_rank(fleet: Fleet) -> tuple[list[Member], list[str]]:
     """The members to draw: recordings, and telemetry of what no recording is of."""
     taken = {(m.server, m.rank) for m in fleet.recordings}
     anybody = {rank for _, rank in taken}
-    aside, drawn = [], list(fleet.recordings)
+    aside: list[Member] = []
+    drawn = list(fleet.recordings)
     for member in fleet.telemetry:
         is_double = (member.server, member.rank) in taken or (
             bool(taken) and (member.server is None or member.rank is None) and (member.rank is None or member.rank in anybody)

@@ -203,7 +203,8 @@ class _Places:
         if begin == end:
             session = self._sessions[row]
             return [] if session is None else [session]
-        chain, found = 0, []
+        chain = 0
+        found: list[int | str] = []
         for id_ in self._ids[begin:end].tolist():
             chain = hash((chain, id_))
             found.append(chain)

@@ -17,6 +17,7 @@ from analyzer.pages.parts.fleet_lines import lines_section
 from analyzer.pages.parts.fleet_open import (
     Shown,
     current_ref,
+    follow_side_bar,
     inputs_section,
     notes_section,
     show,
@@ -45,6 +46,8 @@ def page() -> None:
     """Draw the page."""
     st.html(_STYLE)
     store = Store(default_root())
+    with guarded():
+        follow_side_bar(store)
     ref = current_ref()
     shown = None
     if ref:

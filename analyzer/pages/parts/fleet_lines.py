@@ -190,13 +190,9 @@ def _data(series: FleetSeries, which: list[int], part: tuple[float, float]) -> N
     ):
         return
     edges = series.grid.edges_s
-    first, last = (
-        np.searchsorted(edges, part[0], "right") - 1,
-        np.searchsorted(edges, part[1], "left"),
-    )
-    cuts = np.unique(
-        np.linspace(max(first, 0), max(last, first + 1), _TABLE_ROWS + 1).astype(int)
-    )
+    first = max(int(np.searchsorted(edges, part[0], "right")) - 1, 0)
+    last = max(int(np.searchsorted(edges, part[1], "left")), first + 1)
+    cuts = np.unique(np.linspace(first, last, _TABLE_ROWS + 1).astype(int))
     frames = []
     for rank in which:
         cells = {

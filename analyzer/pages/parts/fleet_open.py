@@ -119,6 +119,13 @@ def inputs_section(store: Store, is_shown: bool) -> None:
         st.rerun()
 
 
+def follow_side_bar(store: Store) -> None:
+    """Show the fleet that the side bar's button asked for, once."""
+    asked = st.session_state.pop("fleet_asked", None)
+    if asked:
+        _from_side(store, str(asked))
+
+
 def _from_side(store: Store, given: str) -> None:
     show(f"file:{store.link(Path(given)).id}")
 

@@ -225,7 +225,8 @@ def replicas_section(shown: Shown, store: Store) -> None:
         if found is not None:
             slot.result = found
         if slot.result is not None:
-            _needed(*slot.result, rule)
+            needed, before = slot.result
+            _needed(needed, before, rule)
 
 
 def _ask_goal() -> tuple[Goal | None, bool]:

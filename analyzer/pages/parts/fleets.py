@@ -47,7 +47,7 @@ def _with_recordings(path: str) -> Fleet:
         fleet.label,
         "",
         "it holds telemetry only, and no recording to compare",
-        "See it with `python -m analyzer summary`.",
+        "See its lines on the page Fleet, or with `python -m analyzer summary`.",
     )
 
 
@@ -64,11 +64,22 @@ def _box(side: str, fleet: Fleet) -> Path | None:
     )
     for note in fleet.notes:
         st.caption(plain(note))
+    _to_fleet_page(side)
     chosen = by_label[label].path if label else None
     if chosen is None or st.session_state.get(f"rank_{side}_shown") == str(chosen):
         return None
     st.session_state[f"rank_{side}_shown"] = str(chosen)
     return chosen
+
+
+def _to_fleet_page(side: str) -> None:
+    """A button to the page with all ranks of the fleet."""
+    page = st.session_state.get("pages_by_path", {}).get("fleet")
+    if page is not None and st.button(  # None where a page is drawn alone, as in a test
+        "All ranks on Fleet", key=f"to_fleet_{side}", icon=":material/hub:"
+    ):
+        st.session_state["fleet_asked"] = str(st.session_state[f"fleet_{side}"])
+        st.switch_page(page)
 
 
 def _name(member: Member) -> str:
