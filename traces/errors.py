@@ -50,6 +50,10 @@ class EvidenceError(FileError):
     """A log, metrics dump, table or note that cannot be read at all; what is odd in it is only noted."""
 
 
+class SweepError(FileError):
+    """A sweep's table that is damaged, of another version, or something else."""
+
+
 class SettingsError(KVReplayError):
     """A setting that cannot be; the message lists what can."""
 
