@@ -54,7 +54,11 @@ def lanes_around(found: Around, side: Side, theme: Theme) -> go.Figure:
 
 def alt_around(found: Around, title: str) -> str:
     """The picture of `lanes_around` in words."""
-    parts = [f"request {lane.request_id} ({lane.part})" for lane in found.lanes if lane.part]
+    parts = [
+        f"request {_one_line(lane.request_id, 40)} ({lane.part})"
+        for lane in found.lanes
+        if lane.part
+    ]
     low, high = (float(found.blocks_y.min()), float(found.blocks_y.max())) if len(found.blocks_y) else (0, 0)  # fmt: skip
     back = "" if found.back_s is None else f" It ran again at {found.back_s:,.2f} s."
     return (

@@ -14,6 +14,8 @@ from analyzer.aligned import Aligned, Alignment, steps_shown
 from analyzer.look import Side
 from analyzer.measured import is_cost_estimated, recompute_token_s
 from analyzer.pages.parts.preempted import told_of
+from analyzer.request_table import shortened
+from analyzer.run_figures import is_told
 from analyzer.words import NOT_RECORDED
 
 MOST_ROWS = 5_000
@@ -69,6 +71,9 @@ def events_table(pair: Aligned, shown: tuple[float, float]) -> tuple[pl.DataFram
         nth="nth",
         where="where",
     )
+    shown_rows = shown_rows.with_columns(
+        victim=shortened(shown_rows["victim"]), why=shortened(shown_rows["why"])
+    )
     return shown_rows, sum(table.height for table in inside.values())
 
 
@@ -106,6 +111,9 @@ def events_section(pair: Aligned, shown: tuple[float, float], by: Alignment) -> 
         link_to,  # the shell draws the timeline, and that this
     )
 
+    if not all(is_told(run) for run in pair.runs.values()):
+        st.caption("The preemptions in the shown range are listed once they are worked out.")
+        return
     rows, total = events_table(pair, shown)
     with st.container(
         horizontal=True, vertical_alignment="center", horizontal_alignment="distribute"
@@ -162,7 +170,7 @@ def _nothing(pair: Aligned, shown: tuple[float, float]) -> str:
     if shown != pair.full:
         return "No preemption in this range. Show all to look at the whole run."
     peaks = [
-        f"{side} uses at most {int(run.steps['used_blocks'].to_numpy().max(initial=0)):,} of {run.recording.pool_blocks:,} blocks"
+        f"{side} uses at most {int(run.column('used_blocks').greatest):,} of {run.recording.pool_blocks:,} blocks"
         for side, run in pair.runs.items()
     ]
     where = {1: "this run", 2: "either run"}.get(len(peaks), "any run")

@@ -20,6 +20,7 @@ from analyzer.look import Side
 from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.preempted import MOST_TYPED, lanes_of, listed, rows_of
+from analyzer.pages.parts.request_choice import MOST_IN_URL
 from analyzer.pages.parts.timeline import theme
 from analyzer.preemption_around import around, in_words, stretch
 from analyzer.preemption_figure import STATIC, alt_around, lanes_around
@@ -109,7 +110,9 @@ def _choose(every: Listed, rows: np.ndarray, place: int) -> None:
 
 
 def _write_url(event: EventKey) -> None:
-    if st.query_params.get("event") != event.text:
+    if len(event.request_id) > MOST_IN_URL:
+        st.query_params.pop("event", None)
+    elif st.query_params.get("event") != event.text:
         st.query_params["event"] = event.text
 
 
@@ -380,8 +383,10 @@ def _surroundings(
 
 
 def _links(row: Mapping[str, Any], run: Run) -> None:
-    """To what surrounds it on the other pages; those with a time axis show the stretch around it."""
-    request_id, step = str(row["request_id"]), str(row["step"])
+    """To what surrounds it on the other pages; those with a time axis show the stretch around it. An id
+    that is too long for a URL is left out of it."""
+    name, step = str(row["request_id"]), str(row["step"])
+    request_id = name if len(name) <= MOST_IN_URL else None
     near = None if run.steps.is_empty() else stretch(row, run.steps)
     with st.container(horizontal=True, key="event_links"):
         shell.link_to("compare", "This moment on the timeline", ":material/timeline:", near)

@@ -8,7 +8,7 @@ the settings panel, because only the panel needs the engine. What a page shows i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
 
@@ -41,11 +41,12 @@ from analyzer.pages.parts.timeline import theme
 from analyzer.pages.parts.trace_panel import by_hand_section, read_trace, recognised_section
 from analyzer.run import Run
 from traces import samples
-from traces.errors import SettingsError, WorkloadError
+from traces.errors import RecordingError, SettingsError, WorkloadError
 from traces.workload import Workload
 
 _PAGES = "pages_by_path"
 _SOURCE = "source_now"
+_DRAWN = "drawn_pair"  # the last pair that could be read
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,14 @@ def draw(
     beside the heading, where the window is wide enough.
     """
     with guarded():
-        opened = open_pair()
+        try:
+            opened = _readable(open_pair())
+        except RecordingError as error:
+            say_error(error)
+            opened = _before()
+            if opened is None:
+                st.button("Show the bundled sample", on_click=_show_sample, key="show_sample")
+                return
         if opened is None:
             st.info(
                 "This sample is replayed first: see the panel on the left.",
@@ -142,14 +150,37 @@ def draw(
         body(opened)
 
 
-def open_pair() -> Opened | None:
-    """The pair on the page; None where a sample has no bundled recordings and was not replayed.
+def _readable(opened: Opened | None) -> Opened | None:
+    """The same, once all its tables have been read, and noted as what is shown. Raises RecordingError."""
+    if opened is not None:
+        for run in opened.runs.values():
+            _ = run.steps, run.events, run.requests
+        st.session_state[_DRAWN] = opened.pair
+    return opened
 
-    Raises RecordingError where a reference leads nowhere.
+
+def _before() -> Opened | None:
+    """What was shown before the pair that cannot be; None where nothing was."""
+    drawn = st.session_state.get(_DRAWN)
+    if not isinstance(drawn, PairRef) or drawn == state.shown_pair():
+        return None
+    return replace(cast(Opened, open_pair(drawn)), is_previous=True)
+
+
+def _show_sample() -> None:
+    st.session_state["source"] = "sample"
+    state.show_pair(None)
+    state.set_trace(None)
+
+
+def open_pair(ref: PairRef | None = None) -> Opened | None:
+    """A pair, loaded; None where a sample has no bundled recordings and was not replayed.
+
+    ref: None for the pair on the page. Raises RecordingError where a reference leads nowhere.
     """
     store = Store(default_root())
     source = str(st.session_state.get(_SOURCE) or "sample")
-    ref = state.shown_pair()
+    ref = state.shown_pair() if ref is None else ref
     is_sample = ref is None
     if ref is None:
         ref = sample_pairs().get(sample_name())
