@@ -34,6 +34,15 @@ def _try_a_sample(page: Watched) -> None:
     page.page.wait_for_selector(".st-key-evidence_chart .js-plotly-plot", timeout=WAIT_MS)
 
 
+def _wait_for_curve(page: Watched) -> None:
+    """Until the curve has all its points and its job is no more on the page."""
+    page.page.wait_for_selector(".st-key-curve_chart .js-plotly-plot", timeout=WAIT_MS)
+    page.page.wait_for_function(
+        "() => !document.querySelector('[data-testid=stMain] [data-testid=stProgress]')",
+        timeout=WAIT_MS,
+    )
+
+
 @dataclass(frozen=True)
 class Shot:
     """One picture. path: of the page with its query; has_chart: whether the page opens with one;
@@ -55,6 +64,9 @@ SHOTS = {
     "requests": Shot("/requests"),
     "block-map": Shot("/block-map"),
     "diagnose": Shot("/diagnose", has_chart=False, then=_try_a_sample),
+    "what-if": Shot(
+        "/what-if?kv_cache_dtype=fp8&over=num_gpu_blocks", height=1500, then=_wait_for_curve
+    ),
     "report": Shot("/report", has_chart=False),
 }
 
