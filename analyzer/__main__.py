@@ -21,6 +21,7 @@ from traces.errors import KVReplayError
 def build_parser() -> argparse.ArgumentParser:
     """The parser of all commands."""
     from analyzer.advise_command import add_parser as add_advise
+    from analyzer.crossover_command import add_parser as add_crossover
     from analyzer.diagnose_command import add_parser
     from analyzer.estimate_command import add_parser as add_estimate
     from analyzer.report_command import add_parser as add_report
@@ -56,6 +57,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_validate(commands)
     add_route(commands)
     add_advise(commands)
+    add_crossover(commands)
     return parser
 
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
 import polars as pl
 import pytest
 
+from analyzer.__main__ import main
 from analyzer.crossover import (
     Cell,
     Costs,
@@ -650,3 +652,49 @@ def test_ways_by_parameters_need_no_model() -> None:
     cost = params_of(Setup(), NOBODY)
 
     assert ways(cost, Setup(), 8192).at(2048) == ways_of(Setup(), NOBODY).at(2048)
+
+
+# ---- the command ----------------------------------------------------------------------------------
+
+
+def test_the_command_says_when_recompute_is_cheaper(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crossover", "--model", "opt-13b", "--device", "a100-40"]) == 0
+
+    said = capsys.readouterr().out
+    assert said.startswith("Recompute is cheaper from 464 tokens on, and swap at every other length up to 2,048 tokens")  # fmt: skip
+    assert "For opt-13b on a100-40, coalesced blocking copies over 12.5 GB/s" in said
+    assert [line.split()[0] for line in said.splitlines()[-3:]] == ["256", "1,024", "2,048"]
+
+
+def test_the_command_gives_json_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["crossover", "--copy-path", "loop", "--json"]) == 0
+
+    found = json.loads(capsys.readouterr().out)
+    (interval,) = found["recompute_cheaper"]
+    assert interval["last_tokens"] == pytest.approx(60_000, rel=0.05)
+    assert found["at"]["ratio"] == pytest.approx(0.498, abs=0.005)
+    assert found["needed_link_bytes_per_s"] is None  # 5 us a copy are not the link's
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--cached", "40"), "--cached must lie between 0 and 1, not 40"),
+        (("--tokens", "0"), "--tokens must lie between 1 and"),
+        (("--beside", "-1"), "--beside must lie between 0 and"),
+        (("--link-gb-per-s", "nan"), "--link-gb-per-s must lie between"),
+        (("--model", "gpt-9"), "the model 'gpt-9' is not known"),
+        (("--device", "tpu"), "the device 'tpu' is not known"),
+        (("--pp", "40"), "pp 40 leaves a stage without a layer"),
+        (("--kv-dtype", "int3"), "kv_dtype 'int3' is not known"),
+    ],
+)
+def test_a_mistake_is_one_sentence(
+    flags: tuple[str, str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["crossover", *flags]) == 2
+
+    found = capsys.readouterr()
+    assert message in found.err
+    assert len(found.err.strip().splitlines()) == 1
+    assert found.out == ""
