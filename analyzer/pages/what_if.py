@@ -11,6 +11,7 @@ import streamlit as st
 
 from analyzer.look import three_digits
 from analyzer.pages.parts import shell, what_if_state
+from analyzer.pages.parts.advice_section import advice_section
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.request_latencies import bounds_inputs
 from analyzer.pages.parts.shell import Opened
@@ -80,6 +81,8 @@ def _body(opened: Opened) -> None:
     if result.asked == asked_key(bench, changes, modes, bounds):
         with guarded():
             curve_section(bench, result, settings, bounds)
+    with guarded():
+        advice_section(bench, bounds)
     with guarded():
         memory_section(bench, result)
     flags_section(bench, result)
