@@ -6,7 +6,7 @@ It knows when two runs must not be compared. What is better, and when a differen
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -56,25 +56,37 @@ class Comparison:
     rules: Rules = field(default_factory=Rules)
 
 
-def compare(a: Recording, b: Recording, *, seed: int = 0, anyway: bool = False) -> Comparison:
+def compare(
+    a: Recording,
+    b: Recording,
+    *,
+    seed: int = 0,
+    anyway: bool = False,
+    summary: Callable[[Recording], dict[str, Any]] = summarize,
+) -> Comparison:
     """Figures of both runs, their differences and a verdict on B against A.
 
     anyway: compare different workloads too, with a note; paired intervals then cover the requests
-    that both finished. Raises CompareError for unlike workloads or clocks.
+    that both finished; summary: gives what `summarize` would, for runs whose figures were kept.
+    Raises CompareError for unlike workloads or clocks.
     """
-    return compare_all(a, b, seed=seed, anyway=anyway)[0]
+    return compare_all(a, b, seed=seed, anyway=anyway, summary=summary)[0]
 
 
 def compare_all(
-    a: Recording, *others: Recording, seed: int = 0, anyway: bool = False
+    a: Recording,
+    *others: Recording,
+    seed: int = 0,
+    anyway: bool = False,
+    summary: Callable[[Recording], dict[str, Any]] = summarize,
 ) -> tuple[Comparison, ...]:
     """Each of the others against `a`, in the given order; arguments and errors as for `compare`."""
     limits = [check_comparable(a, b, anyway=anyway) for b in others]
-    figures_a = summarize(a)
+    figures_a = summary(a)
     noise_a, estimated_a = _noise(a), estimated_figures(a)
     found = []
     for b, limit in zip(others, limits, strict=True):
-        figures_b = summarize(b)
+        figures_b = summary(b)
         estimated = {"A": estimated_a, "B": estimated_figures(b)}
         clocks = (a.meta.clock, b.meta.clock)
         finished, shared = _num_pairs(a.requests, b.requests)

@@ -2,30 +2,46 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from polars.testing import assert_frame_equal
+from streamlit.testing.v1 import AppTest
 
-from analyzer import align, figures
+from analyzer import align, figures, run_figures, run_files
 from analyzer import column as column_module
 from analyzer.aligned import Aligned, Alignment, data_table, range_sums
 from analyzer.look import LIGHT
 from analyzer.marks import Band, Bars, Line
+from analyzer.pages.parts import runs
 from analyzer.pages.parts import store as store_module
 from analyzer.pages.parts.store import Store
 from analyzer.run import Run
+from analyzer.run_figures import (
+    comparison_of,
+    figures_of,
+    is_worked_out,
+    preemptions_of,
+    ttft_of,
+)
 from analyzer.timeline_rows import ROWS, timeline_rows
 from analyzer.timeline_view import View
 from tests.builders import (
     POOL,
     make_blocks,
     make_events,
+    make_meta,
     make_requests,
     make_steps,
     record,
@@ -36,6 +52,7 @@ from traces.errors import FileError, RecordingError
 from traces.mapped_tables import Keep
 from traces.recording import Recording, open_recording, zip_recording
 
+ROOT = Path(__file__).parents[1]
 NUM_STEPS = 2_000
 
 
@@ -424,6 +441,190 @@ def test_a_run_without_steps_has_no_edges_and_nothing_to_draw(tmp_path: Path) ->
         pair = Aligned({"A": run}, by)
         rows = timeline_rows(pair, pair.full, ["blocks", "step", "preemptions", "tokens"])
         assert [row.key for row in rows] == ["blocks", "step", "preemptions", "tokens-A"]
+
+
+# ---- what is worked out -------------------------------------------------------------------------
+
+
+def finished(num_steps: int = NUM_STEPS) -> dict[str, Any]:
+    """As `tables`, with requests that finish."""
+    given = tables(num_steps)
+    end_s = given["steps"]["t_start_s"][-1].as_py()
+    rows = [
+        {**row, "status": "finished", "finish_s": end_s, "num_preemptions": 2 * (i == 1)}
+        for i, row in enumerate(given["requests"].to_pylist())
+    ]
+    return {**given, "requests": make_requests(rows)}
+
+
+@pytest.fixture
+def pairs(tmp_path: Path) -> tuple[tuple[Run, Run], tuple[Run, Run]]:
+    """Two recordings, kept and read."""
+    found = []
+    for name, mode in (("a", "recompute"), ("b", "swap")):
+        meta = make_meta(settings={"num_gpu_blocks": POOL + 1, "preemption_mode": mode})
+        path = write(tmp_path / name, meta=meta, **finished())
+        kept = open_recording(path, keep=Keep(tmp_path / f"kept-{name}", long_rows=100))
+        found.append((Run(name, kept), Run(name, open_recording(path))))
+    (a, short_a), (b, short_b) = found
+    return (a, b), (short_a, short_b)
+
+
+def test_a_kept_comparison_equals_one_that_is_worked_out(
+    pairs: tuple[tuple[Run, Run], tuple[Run, Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (a, b), (short_a, short_b) = pairs
+    wanted = comparison_of(short_a, short_b)
+
+    assert not is_worked_out(a, b)
+    first = comparison_of(a, b)
+    monkeypatch.setattr(run_figures, "compare", lambda *_, **__: pytest.fail("compared again"))
+    again = comparison_of(Run("a", a.recording), Run("b", b.recording))
+
+    assert_frame_equal(again.table, first.table, check_exact=True)
+    assert (again.a, again.b, again.delta) == (first.a, first.b, first.delta)
+    for found in (first, again):  # to the rounding of sums of real numbers
+        assert_frame_equal(found.table, wanted.table, rel_tol=1e-12)
+        assert found.preempted.equals(wanted.preempted, null_equal=True)
+        for name in ("notes", "missing", "estimated"):
+            assert getattr(found, name) == getattr(wanted, name)
+        assert found.verdict.text == wanted.verdict.text
+        assert found.rules.reasons == wanted.rules.reasons
+    assert wanted.preempted.height == 1
+
+
+def test_kept_preemptions_figures_and_times_equal_those_that_are_worked_out(
+    pairs: tuple[tuple[Run, Run], tuple[Run, Run]],
+) -> None:
+    (a, b), (short, _) = pairs
+
+    for _ in range(2):
+        assert preemptions_of(a).equals(preemptions_of(short), null_equal=True)
+        assert figures_of(a)["num_preemptions"] == figures_of(short)["num_preemptions"]
+        assert figures_of(a)["ttft_s"] == figures_of(short)["ttft_s"]
+        assert ttft_of(a)[0].tolist() == ttft_of(short)[0].tolist()
+        assert ttft_of(a)[1] == ttft_of(short)[1] == NUM_STEPS // 20
+    assert is_worked_out(a)
+    assert not is_worked_out(a, b)
+
+
+def test_what_other_code_made_is_not_read(
+    pairs: tuple[tuple[Run, Run], tuple[Run, Run]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ((a, _), _) = pairs
+    assert a.files is not None
+    figures_of(a)
+    before = a.files.folder
+
+    monkeypatch.setattr(run_files, "code_digest", lambda: "of other code")
+    anew = Run("a", a.recording)
+    assert anew.files is not None
+    assert not is_worked_out(anew)
+    figures_of(anew)
+
+    assert not before.exists()
+    assert anew.files.folder.exists()
+
+
+# ---- the page ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[], AppTest]:
+    """The app with two recordings that count as long."""
+    monkeypatch.setenv("KV_REPLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(runs, "LONG_ROWS", 100)
+    store = Store(tmp_path / "cache")
+    refs = []
+    for name, mode in (("a", "recompute"), ("b", "swap")):
+        meta = make_meta(settings={"num_gpu_blocks": POOL + 1, "preemption_mode": mode})
+        path = write(tmp_path / name, meta=meta, **finished())
+        refs.append(f"file:{store.link(path).id}")
+
+    def opened() -> AppTest:
+        app = AppTest.from_file(str(ROOT / "app.py"), default_timeout=120)
+        for key, value in zip(("source", "a", "b"), ("Recordings", *refs), strict=True):
+            app.query_params[key] = value
+        return app.run()
+
+    return opened
+
+
+def said(app: AppTest) -> str:
+    kinds = ("markdown", "caption", "info", "error")
+    return "\n".join(str(e.value) for kind in kinds for e in app.get(kind))
+
+
+def test_the_timeline_of_long_runs_comes_before_what_takes_time(
+    page: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    true = run_figures.summarize
+    monkeypatch.setattr(run_figures, "summarize", lambda r: gate.wait(60) and true(r))
+
+    app = page()
+
+    assert not app.exception
+    assert not app.error
+    (figure,) = [json.loads(chart.proto.spec) for chart in app.get("plotly_chart")]
+    assert "KV blocks in use" in json.dumps(figure)
+    assert "Working out verdict, figures and preemptions." in said(app)
+
+    gate.set()
+    for _ in range(100):
+        app.run()
+        if len(app.get("plotly_chart")) == 2:
+            break
+        time.sleep(0.1)
+
+    assert "Working out" not in said(app)
+    assert "Preemptions in the shown range" in [e.value for e in app.subheader]
+    assert "no difference" in said(app)
+
+    monkeypatch.setattr(run_figures, "summarize", lambda _: pytest.fail("worked out again"))
+    again = page()
+    assert len(again.get("plotly_chart")) == 2
+
+
+def test_working_out_can_be_stopped_and_taken_up_again(
+    page: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    true = run_figures.summarize
+    monkeypatch.setattr(run_figures, "summarize", lambda r: gate.wait(60) and true(r))
+    app = page()
+
+    app.button(key="cancel_working_out").click().run()
+    assert "were not worked out" in said(app)
+    assert len(app.get("plotly_chart")) == 1
+
+    gate.set()
+    app.button(key="work_out").click().run()
+    for _ in range(100):
+        app.run()
+        if len(app.get("plotly_chart")) == 2:
+            break
+        time.sleep(0.1)
+    assert "no difference" in said(app)
+
+
+def test_a_broken_long_recording_says_where_on_the_page(
+    page: Callable[[], AppTest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runs, "LARGE_BYTES", 10)
+    part = tmp_path / "b" / "events" / "part-00000.parquet"
+    broken = pq.read_table(part)
+    steps = broken["step"].to_pylist()
+    steps[-1] = 0
+    broken = broken.set_column(0, broken.schema.field("step"), pa.array(steps, pa.int64()))
+    pq.write_table(broken, part)
+
+    app = page()
+
+    row = len(steps)
+    assert f"table events, row {row}, column step" in app.error[0].value.replace("\\", "")
+    kept = tmp_path / "cache" / "tables"
+    assert [p.name for p in kept.iterdir() if p.name.startswith(".")] == []
 
 
 # ---- the store ------------------------------------------------------------------------------------

@@ -245,10 +245,22 @@ class MappedTables:
         empty = pl.DataFrame(schema={c.name: polars_type(c) for c in spec.columns})
         parts = []
         for number in range(self._files.get(spec.name, 0)):
-            source = pa.memory_map(str(self.folder / spec.name / f"{number:05d}.arrow"))
-            rows = pa.ipc.open_file(source).read_all()
-            parts.append(pl.DataFrame(pl.from_arrow(rows, rechunk=False)).cast(empty.schema))
+            found = map_rows(self.folder / spec.name / f"{number:05d}.arrow")
+            parts.append(found.cast(empty.schema))
         return pl.concat([empty, *parts], rechunk=False)
+
+
+def write_rows(path: Path, frame: pl.DataFrame) -> None:
+    """Write a table so that `map_rows` can hand it out."""
+    rows = frame.to_arrow(compat_level=pl.CompatLevel.newest())
+    with pa.ipc.new_file(str(path), rows.schema) as file:
+        file.write_table(rows)
+
+
+def map_rows(path: Path) -> pl.DataFrame:
+    """The table of an Arrow file, loaded as it is looked at. Raises OSError or ValueError."""
+    rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
+    return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
 
 
 def kept_facts(folder: Path) -> dict[str, Any] | None:

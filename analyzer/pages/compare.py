@@ -26,6 +26,7 @@ from analyzer.pages.parts.outcome import (
 from analyzer.pages.parts.settings_form import set_pool
 from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.timeline import theme, timeline_section
+from analyzer.pages.parts.working_out import worked_out
 from analyzer.run import Run
 
 PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
@@ -43,9 +44,14 @@ def _diagnose_links(opened: Opened) -> None:
 
 
 def _body(opened: Opened) -> None:
-    """Verdict, cards, timeline, figures of what is shown; without a verdict where A is alone."""
+    """Verdict, cards, timeline, figures of what is shown; without a verdict where A is alone. Of long
+    runs the timeline comes first, what takes time when it is known."""
     if opened.source == "trace" and not opened.is_previous:
         _machine_section(opened.b)
+    if not worked_out(opened.key, opened.runs):
+        timeline_section(opened.key, opened.runs)
+        _about(opened.runs)
+        return
     alone = len(opened.runs) == 1
     found, third = (None, None) if alone else (opened.found, opened.found_third)
     if found is None:

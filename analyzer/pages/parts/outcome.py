@@ -14,14 +14,14 @@ import numpy as np
 import polars as pl
 import streamlit as st
 
-from analyzer.compare import Comparison, compare, estimated_figures, flat_figures
+from analyzer.compare import Comparison, estimated_figures, flat_figures
 from analyzer.delta_words import say_change, say_how_judged, say_interval, say_judged
 from analyzer.figures import CONFIG, shares_below
-from analyzer.latency import request_latency
 from analyzer.look import Side, Theme, seconds
 from analyzer.pages.parts.messages import plain
 from analyzer.run import Run, run_names
-from analyzer.summary import missing_figures, summarize
+from analyzer.run_figures import comparison_of, figures_of, ttft_of
+from analyzer.summary import missing_figures
 from analyzer.words import (
     label,
     show_change,
@@ -29,7 +29,6 @@ from analyzer.words import (
     show_figure,
 )
 
-POINTS = 800  # of a curve of shares
 _SIDE_B = re.compile(r"\bB\b")
 COST = "preemption_cost_s"
 CARDS = (
@@ -64,7 +63,7 @@ def compared(key: str, _a: Run, _b: Run) -> Comparison:
 
     key: names both runs' content. Raises CompareError.
     """
-    return compare(_a.recording, _b.recording)
+    return comparison_of(_a, _b)
 
 
 def verdict_section(found: Comparison, third: Comparison | None = None) -> None:
@@ -117,7 +116,7 @@ def _shown(found: Comparison, side: Side, metric: str, value: float | None) -> s
 
 @st.cache_resource(max_entries=6, show_spinner=False)
 def _summarized(ref: str, stamp: str, _run: Run) -> dict[str, Any]:
-    return summarize(_run.recording)
+    return figures_of(_run)
 
 
 def _card(
@@ -204,13 +203,14 @@ def _column(found: Comparison, side: Side, values: pl.Series) -> list[str]:
 
 def ttft_section(runs: Mapping[Side, Run], theme: Theme) -> None:
     """How long requests of each side waited for their first token: all of them, not one quantile."""
-    samples: dict[Side, np.ndarray] = {side: _ttft(run) for side, run in runs.items()}
-    if not any(len(found) for found in samples.values()):
+    found = {side: _ttft(run.ref, run.stamp, run) for side, run in runs.items()}
+    samples: dict[Side, np.ndarray] = {side: times for side, (times, _) in found.items()}
+    if not any(len(times) for times in samples.values()):
         return
     said = [
-        f"{side}: half within {seconds(float(np.median(found)))}, {len(found):,} requests"
-        for side, found in samples.items()
-        if len(found)
+        f"{side}: half within {seconds(float(np.median(times)))}, {num:,} requests"
+        for side, (times, num) in found.items()
+        if num
     ]
     st.subheader("Time to first token, all requests", anchor=False)
     st.plotly_chart(
@@ -222,18 +222,15 @@ def ttft_section(runs: Mapping[Side, Run], theme: Theme) -> None:
     )
 
 
-def _ttft(run: Run) -> np.ndarray:
-    """Times to first token of a run, sorted, thinned to POINTS quantiles. (n,), s."""
-    found = request_latency(run.requests)["ttft_s"].drop_nulls().sort().to_numpy()
-    if len(found) <= POINTS:
-        return found
-    return np.quantile(found, np.linspace(0, 1, POINTS), method="lower")
+@st.cache_resource(max_entries=12, show_spinner=False)
+def _ttft(ref: str, stamp: str, _run: Run) -> tuple[np.ndarray, int]:
+    return ttft_of(_run)
 
 
 def refused_section(runs: Mapping[Side, Run]) -> None:
     """A warning for each side that refused requests, with the first reason."""
     for side, run in runs.items():
-        num_refused = int((run.requests["status"].cast(pl.String) == "refused").sum())
+        num_refused = int((run.requests["status"] == "refused").sum())
         if not num_refused:
             continue
         reasons = run.events.filter(pl.col("kind").cast(pl.String) == "refuse")[

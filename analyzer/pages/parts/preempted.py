@@ -13,8 +13,9 @@ import streamlit as st
 
 from analyzer.lanes import Lanes, build_lanes
 from analyzer.look import Side
-from analyzer.preemption_rows import Listed, Order, told
+from analyzer.preemption_rows import Listed, Order
 from analyzer.run import Run
+from analyzer.run_figures import preemptions_of
 
 MOST_TYPED = 200  # characters of a search
 
@@ -26,7 +27,7 @@ def told_of(run: Run) -> pl.DataFrame:
 
 @st.cache_resource(max_entries=6, show_spinner="Working out what each preemption cost")
 def _told(ref: str, stamp: str, _run: Run) -> pl.DataFrame:
-    return told(_run)
+    return preemptions_of(_run)
 
 
 @st.cache_resource(max_entries=3, show_spinner=False)

@@ -18,7 +18,7 @@ from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.store import Store
 from analyzer.run import Run
 from traces.errors import RecordingError
-from traces.mapped_tables import Keep
+from traces.mapped_tables import LONG_ROWS, Keep
 from traces.recording import open_recording
 
 LARGE_BYTES = 4 * 2**20  # from which on a bar shows how far the first opening is
@@ -92,7 +92,7 @@ def _seen() -> set[str]:
 
 @st.cache_resource(max_entries=6, show_spinner=False)
 def _open(ref: str, path: str, name: str, stamp: str, tables: str) -> Run:
-    return Run(ref, open_recording(Path(path), name, Keep(Path(tables))), stamp)
+    return Run(ref, open_recording(Path(path), name, Keep(Path(tables), LONG_ROWS)), stamp)
 
 
 def _check_large(path: Path, name: str, tables: Path) -> None:
@@ -104,7 +104,7 @@ def _check_large(path: Path, name: str, tables: Path) -> None:
         bar.progress(min(1.0, done / max(total, 1)), text=plain(said))
 
     try:
-        open_recording(path, name, Keep(tables, progress=progress)).close()
+        open_recording(path, name, Keep(tables, LONG_ROWS, progress)).close()
     finally:
         bar.empty()
 

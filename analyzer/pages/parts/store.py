@@ -1,9 +1,8 @@
 """Files that a user gave to the page, kept on disk under the hash of their content.
 
 It knows a folder with `uploads/<id>/` (a file or a link to one, and `entry.json`), `runs/<id>/`
-(simulated recordings), `tables/<id>-<stamp>/` (the tables of long recordings as they are mapped) and
-`results/` (what was worked out of recordings). It does not know what the files mean, and holds none
-of them in memory.
+(simulated recordings) and `tables/<id>-<stamp>/` (the tables of long recordings as they are mapped,
+and what was worked out of them). It does not know what the files mean, and holds none of them in memory.
 The folder is KV_REPLAY_CACHE, or `kv-replay` in the platform's cache folder.
 """
 
@@ -30,7 +29,6 @@ CHUNK_BYTES = 4 * 2**20
 KEEP_ENTRIES = 12
 KEEP_RUNS = 40
 KEEP_BYTES = 8 * 2**30  # of uploads, and as much again of tables
-KEEP_RESULTS = 400
 STALE_S = 86_400.0  # a file in the making that is older was left behind
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -190,13 +188,6 @@ class Store:
 
     def _tables_of(self, id_: str) -> list[Path]:
         return list((self.root / "tables").glob(f"{id_}-*"))
-
-    def result_file(self, name: str) -> Path:
-        """Where a result of that name lies or is to be written; the longest unused ones go."""
-        folder = self._folder("results")
-        for path in _by_use(folder)[KEEP_RESULTS:]:
-            path.unlink(missing_ok=True)
-        return folder / name
 
     def _folder(self, name: str) -> Path:
         path = self.root / name
