@@ -63,6 +63,7 @@ SHOTS = {
     "preemptions": Shot("/preemptions"),
     "requests": Shot("/requests"),
     "block-map": Shot("/block-map"),
+    "crossover": Shot("/crossover"),
     "diagnose": Shot("/diagnose", has_chart=False, then=_try_a_sample),
     "what-if": Shot(
         "/what-if?kv_cache_dtype=fp8&over=num_gpu_blocks", height=1500, then=_wait_for_curve

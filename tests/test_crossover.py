@@ -282,7 +282,9 @@ def test_a_run_brings_its_own_model_device_and_changed_costs() -> None:
 @pytest.mark.parametrize(
     ("model", "expected"),
     [
-        ({"name": "meta-llama/Llama-3.1-8B", "model_type": "llama"}, "llama-3.1-8b"),
+        ({"name": "meta-llama/Llama-3.1-8B-Instruct", "model_type": "llama"}, "llama-3.1-8b"),
+        ({**models()["qwen3-8b"].__dict__, "num_layers": "many"}, "qwen3-8b"),
+        ({**models()["qwen3-8b"].__dict__, "name": "x", "num_heads": 0}, None),
         ({"name": "somebody/else"}, None),
         (None, None),
         ("text", None),

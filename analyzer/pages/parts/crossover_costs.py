@@ -37,34 +37,49 @@ class Own:
 
 def own_of(meta: Mapping[str, Any]) -> Own:
     """Model, device and overrides that a recording's metadata states, as far as they can be read."""
-    from engine.devices import AllReduce, DeviceSpec
-    from engine.models import ModelShape
-
     settings = meta.get("settings")
     overrides = settings.get("cost_overrides") if isinstance(settings, Mapping) else None
-    model = device = None
-    shape, spec = meta.get("model"), meta.get("device")
-    if isinstance(shape, Mapping):
-        try:
-            model = ModelShape(**shape)
-        except TypeError:  # of another engine, or an older version: known by name at most
-            model = _preset_model(shape.get("name"))
-    if isinstance(spec, Mapping):
-        try:
-            device = DeviceSpec(
-                **{**spec, "allreduce": tuple(AllReduce(*row) for row in spec["allreduce"])}
-            )
-        except (TypeError, KeyError):
-            device = _preset_device(spec.get("name"))
-    return Own(model, device, dict(overrides) if isinstance(overrides, Mapping) else {})
+    return Own(
+        _model_of(meta.get("model")),
+        _device_of(meta.get("device")),
+        dict(overrides) if isinstance(overrides, Mapping) else {},
+    )
 
 
-def _preset_model(name: object) -> ModelShape | None:
-    return models().get(str(name).rsplit("/", 1)[-1].lower())
+def _model_of(said: object) -> ModelShape | None:
+    """The shape that was recorded; of another engine's model, the known one of that name."""
+    from engine.models import ModelShape, find_preset
+
+    if not isinstance(said, Mapping):
+        return None
+    texts = ("name", "source", "weight_dtype", "expert_weight_dtype")
+    are_counts = all(
+        isinstance(v, int) and v >= 0
+        for k, v in said.items()
+        if k not in texts and v is not None
+    )
+    try:
+        shape = ModelShape(**said) if are_counts else None
+    except TypeError:
+        shape = None
+    if shape is not None and min(shape.num_layers, shape.num_heads, shape.hidden) > 0:
+        return shape
+    preset = find_preset(str(said.get("name")))
+    return None if preset is None else models()[preset.stem]
 
 
-def _preset_device(name: object) -> DeviceSpec | None:
-    return devices().get(str(name).lower())
+def _device_of(said: object) -> DeviceSpec | None:
+    """The device that was recorded, or the known one of that name."""
+    from engine.devices import NUMBER_NAMES, AllReduce, DeviceSpec, check_number
+
+    if not isinstance(said, Mapping):
+        return None
+    try:
+        numbers: dict[str, Any] = {n: check_number(n, said[n], "device") for n in NUMBER_NAMES}
+        rows = tuple(AllReduce(*row) for row in said["allreduce"])
+        return DeviceSpec(name=str(said["name"]), allreduce=rows, **numbers)
+    except (KeyError, TypeError, SettingsError):
+        return devices().get(str(said.get("name")).lower())
 
 
 @cache
