@@ -135,14 +135,13 @@ def _zoomed(drawing: Drawing, view: str) -> None:
     report = st.session_state["zoom"].range or {}
     if report.get("view") != view:
         return
-    ends = report.get("range") or (None, None)
-    if ends[0] is None or ends[1] is None:
+    start, end = report.get("range") or (None, None)
+    if start is None or end is None:
         set_zoom(None, view)
         return
-    low, high = (
-        from_clock_ms(drawing, float(end)) if drawing.kind == "clock" else float(end)
-        for end in ends
-    )
+    low, high = float(start), float(end)
+    if drawing.kind == "clock":
+        low, high = from_clock_ms(drawing, low), from_clock_ms(drawing, high)
     set_zoom(within((low, high), drawing.range), view)
 
 
