@@ -6,11 +6,11 @@ PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
 
-.PHONY: run check test lint types format bench shots clean setup parity bench-vllm
+.PHONY: run check test lint types format bench shots clean setup warm-up parity parity-setup bench-vllm
 
 setup: $(STAMP)
 
-$(STAMP): requirements.txt requirements-dev.txt
+$(STAMP): requirements.txt requirements-dev.txt requirements-ray.txt
 	test -x $(PY) || python3 -m venv $(VENV)
 	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
 	touch $(STAMP)
@@ -30,9 +30,12 @@ types: setup
 	$(VENV)/bin/mypy
 
 # The core is compiled once and cached before the workers start, so that they do not all compile it.
-test: setup
+warm-up: setup
 	$(PY) -m engine warm-up
-	$(PY) -m pytest -n $(JOBS) --dist loadfile -m "not parity"
+
+# Browser tests come first by name, and are left there: they take longest, and would else be the tail.
+test: warm-up
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not parity"
 
 # vLLM's scheduler in an environment of its own, unless KV_REPLAY_VLLM_PYTHON names an interpreter that
 # has it. vLLM goes in without its needs, which would bring several GB of CUDA packages. torch comes in
@@ -50,9 +53,10 @@ $(VLLM_VENV)/.installed: requirements-parity.txt
 	$(VLLM_PIP) --no-warn-conflicts -r requirements-parity.txt
 	touch $@
 
-parity: setup $(VLLM_STAMP)
-	$(PY) -m engine warm-up
-	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -m parity
+parity-setup: $(VLLM_STAMP)
+
+parity: warm-up parity-setup
+	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m parity tests/parity
 
 check: lint types test
 
@@ -91,3 +95,9 @@ samples-measured: setup
 	    --max-num-batched-tokens 512 --num-host-blocks 128 --blocks || exit 1; \
 	  $(PY) -m traces pack artifacts/smollm2-$$mode $(SAMPLE)/smollm2-$$mode || exit 1; \
 	done
+
+# The table of the bundled sweep (a few minutes on two cores).
+.PHONY: samples-sweep
+samples-sweep: setup
+	$(PY) -m engine sweep traces/samples/sweeps/chat.toml --out artifacts/sweep-chat
+	cp artifacts/sweep-chat/sweep.parquet traces/samples/sweeps/chat.parquet

@@ -10,7 +10,7 @@ from __future__ import annotations
 import datetime
 import os
 from collections.abc import Iterable, Iterator
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 
@@ -24,7 +24,18 @@ FIXED_CASES = 60
 TODAY = int(os.environ.get("KV_REPLAY_PARITY_SEED") or f"{datetime.date.today():%Y%m%d}")
 CASES = int(os.environ.get("KV_REPLAY_PARITY_CASES") or 200)
 OFFLOAD_CASES = CASES // 3
+AT_ONCE = 40  # cases of a test, so that two processes can share them
 _SHOWN = 3
+
+
+def parts(fixed: int, today: int) -> list[Any]:
+    """Seed and numbers of the cases, in parts: of the fixed seed and of today's."""
+    found = []
+    for seed, count, name in ((FIXED_SEED, fixed, "fixed"), (TODAY, today, "today")):
+        for first in range(0, count, AT_ONCE):
+            numbers = range(first, min(first + AT_ONCE, count))
+            found.append(pytest.param(seed, numbers, id=f"{name}-{first}"))
+    return found
 
 
 def _missing(why: str) -> NoReturn:
@@ -54,42 +65,36 @@ def assert_equal(cases: Iterable[Case], side: VllmSide) -> list[Outcome]:
     return outcomes
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"), [(FIXED_SEED, FIXED_CASES), (TODAY, CASES)], ids=["fixed", "today"]
-)
+@pytest.mark.parametrize(("seed", "numbers"), parts(FIXED_CASES, CASES))
 def test_every_decision_of_seeded_cases_equals_that_of_vllm(
-    seed: int, count: int, vllm_side: VllmSide
+    seed: int, numbers: range, vllm_side: VllmSide
 ) -> None:
-    outcomes = assert_equal((make_case(seed, k) for k in range(count)), vllm_side)
+    outcomes = assert_equal((make_case(seed, k) for k in numbers), vllm_side)
 
     # The cases put both to the test: most preempt, most end.
-    assert sum(o.num_preemptions for o in outcomes) > 2 * count
-    assert sum(o.status == "completed" for o in outcomes) > count / 2
+    assert sum(o.num_preemptions for o in outcomes) > 2 * len(numbers)
+    assert sum(o.status == "completed" for o in outcomes) > len(numbers) / 2
 
 
-@pytest.mark.parametrize(
-    ("seed", "count"),
-    [(FIXED_SEED, FIXED_CASES // 2), (TODAY, OFFLOAD_CASES)],
-    ids=["fixed", "today"],
-)
+@pytest.mark.parametrize(("seed", "numbers"), parts(FIXED_CASES // 2, OFFLOAD_CASES))
 def test_every_decision_with_a_cpu_pool_equals_that_of_vllm(
-    seed: int, count: int, vllm_side: VllmSide
+    seed: int, numbers: range, vllm_side: VllmSide
 ) -> None:
-    assert_equal((make_case(seed, k, offload=True) for k in range(count)), vllm_side)
+    assert_equal((make_case(seed, k, offload=True) for k in numbers), vllm_side)
 
 
 @pytest.mark.shared
-def test_every_decision_on_recorded_traces_equals_that_of_vllm(vllm_side: VllmSide) -> None:
-    cases = []
-    for name in REAL:
-        try:
-            cases.append(real_case(name))
-        except FileNotFoundError as error:
-            pytest.skip(str(error))  # other people's data, absent from most machines
+@pytest.mark.parametrize("name", list(REAL))
+def test_every_decision_on_recorded_traces_equals_that_of_vllm(
+    name: str, vllm_side: VllmSide
+) -> None:
+    try:
+        case = real_case(name)
+    except FileNotFoundError as error:
+        pytest.skip(str(error))  # other people's data, absent from most machines
 
-    outcomes = assert_equal(cases, vllm_side)
+    (outcome,) = assert_equal([case], vllm_side)
 
-    for outcome in outcomes:
-        least, most = REAL[outcome.case.name].preemptions
-        assert outcome.status == "completed", outcome.case.name
-        assert least <= outcome.num_preemptions <= most, outcome.case.name
+    least, most = REAL[outcome.case.name].preemptions
+    assert outcome.status == "completed"
+    assert least <= outcome.num_preemptions <= most
