@@ -151,10 +151,13 @@ def draw(
 
 
 def _readable(opened: Opened | None) -> Opened | None:
-    """The same, once all its tables have been read, and noted as what is shown. Raises RecordingError."""
+    """The same, once its tables have been read, and noted as what is shown; of a long run the steps alone,
+    so that its first picture need not wait. Raises RecordingError."""
     if opened is not None:
         for run in opened.runs.values():
-            _ = run.steps, run.events, run.requests
+            _ = run.steps
+            if not run.is_long:
+                _ = run.events, run.requests
         st.session_state[_DRAWN] = opened.pair
     return opened
 
