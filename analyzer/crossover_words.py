@@ -104,7 +104,8 @@ def what_would_flip(
         return f"{n} swap would be cheaper over a link of more than {link}."
     ways = []
     if needed_frac is not None and needed_frac > cached_frac:
-        ways.append(f"if the prefix cache still held more than {_percent(needed_frac)} of the victim")  # fmt: skip
+        share = "all" if needed_frac > 0.9995 else f"more than {_percent(needed_frac)}"
+        ways.append(f"if the prefix cache still held {share} of the victim")
     if link is not None:
         ways.append(f"over a link of less than {link}")
     if not ways:

@@ -496,6 +496,9 @@ def test_what_would_flip_names_cache_and_link() -> None:
         == "At 2,048 tokens recompute would be cheaper if the prefix cache still held more than 82 % of the victim, or over a link of less than 11.9 GB/s."
     )
     assert what_would_flip(AT, 0.0, 0.994, None).endswith("more than 99.4 % of the victim.")
+    assert "if the prefix cache still held all of the victim." in what_would_flip(
+        AT, 0.0, 0.99999, None
+    )
     assert "neither a cache" in what_would_flip(AT, 0.0, None, None)
     cheap = Costs(2048, 0.1, 0.2, 0.1, 0.1)
     assert (

@@ -234,3 +234,11 @@ def test_data_tables_stand_under_every_chart(store: Store) -> None:
     assert ["Model", "Device", "Recompute (ms)", "Swap (ms)", "Recompute / swap", "Cheaper", "Fits"] in columns  # fmt: skip
     assert any(c[0] == "Device" for c in columns)
     assert any("Request" in c for c in columns)
+
+
+def test_costs_of_a_measured_run_are_told_from_modelled_lines(store: Store) -> None:
+    app = open_page(store, a="sample:smollm2-recompute", b="sample:smollm2-swap")
+
+    assert "For smollm2-135m on cpu, KV cache in float32" in said(app)
+    assert "Costs of A and B were measured, the lines are modelled." in captions(app)
+    assert value(app, "Device") == "cpu"

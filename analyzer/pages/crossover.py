@@ -90,7 +90,9 @@ def _section(runs: Mapping[Side, Run]) -> None:
             )  # fmt: skip
             return
         same = {s: _ran_so(run, runs[side], chosen, defaults) if side else False for s, run in runs.items()}  # fmt: skip
-        curves_section(chosen, own, victims, run_names(runs) if runs else {}, same, head)
+        measured = [s for s, run in runs.items() if not run.is_simulated]
+        said = run_names(runs) if runs else {}
+        curves_section(chosen, own, victims, said, same, measured, head)
         map_section(chosen, own, names)
         intensity_section(chosen, own, names)
 

@@ -65,11 +65,12 @@ def curves_section(
     victims: Mapping[Side, OwnVictims],
     names: Mapping[Side, str],
     has_own_setup: Mapping[Side, bool],
+    measured: Sequence[Side],
     head: Any,
 ) -> None:
     """The verdict, put into `head`, and both costs over length with the runs' victims on them.
 
-    has_own_setup: side -> whether what is set is what it ran with.
+    has_own_setup: side -> whether what is set is what it ran with; measured: sides whose times are.
     """
     setup, frac = chosen.setup, chosen.cached_pct / 100
     # a run may be given longer requests than its model was made for
@@ -97,9 +98,15 @@ def curves_section(
         config=STATIC,
         alt=alt_curves(points, ranges, {s: d.table.height for s, d in drawn.items()}),
     )
+    drawn_measured = [s for s in measured if s in drawn and has_own_setup[s]]
     thin = [f"{d.table.height:,} of {victims[s].table.height:,} of {s}" for s, d in drawn.items() if d.table.height < victims[s].table.height]  # fmt: skip
     st.caption(
         "Modelled by the formulas of the estimates that preemption mode cheapest compares. Victims stand at what they did cost: what was found in the cache is not in it, and copies of neighbouring blocks count as one."
+        + (
+            f" Costs of {' and '.join(drawn_measured)} were measured, the lines are modelled."
+            if drawn_measured
+            else ""
+        )
         + (f" Drawn: {plain('; '.join(thin))}." if thin else "")
     )
     if st.toggle(
