@@ -12,7 +12,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -41,16 +41,31 @@ CHART_DRAWN = """() => {
   const g = document.querySelector('.st-key-timeline .js-plotly-plot');
   return g && g._fullLayout && g.calcdata && g.querySelector('.xaxislayer-above text') && !document.querySelector('[data-testid=stSkeleton]');
 }"""
-IDLE = "() => !document.querySelector('[data-testid=stStatusWidget]')"
+# Done when the server has had nothing to send for so long: a zoom is told 140 ms after the wheel rests.
+QUIET_MS = 260
+QUIET = """(quiet_ms) => new Promise((done) => {
+  let since = performance.now();
+  const look = () => {
+    const app = document.querySelector('[data-testid=stApp]');
+    const rests = app && app.dataset.testScriptState === 'notRunning' && !document.querySelector('[data-testid=stSkeleton]');
+    if (!rests) since = performance.now();
+    if (performance.now() - since >= quiet_ms) done(true); else setTimeout(look, 20);
+  };
+  look();
+})"""
+FITS = """() => [...document.querySelectorAll('.js-plotly-plot')].every(g => g._fullLayout
+  && Math.abs(g._fullLayout.width - g.parentElement.getBoundingClientRect().width) < 2)"""
 WAIT_MS = 180_000
 
 
 @dataclass
 class Watched:
     """A browser page and what went wrong in it. errors: of the console; outside: requests that
-    left the machine."""
+    left the machine; clean_url: where it stood when nobody had touched it yet, "" where it has to be
+    opened anew (all state of the app is in the URL)."""
 
     page: Any
+    clean_url: str = ""
     errors: list[str] = field(default_factory=list)
     outside: list[str] = field(default_factory=list)
 
@@ -64,10 +79,40 @@ class Watched:
     def wait_for_chart(self) -> None:
         self.page.wait_for_function(CHART_DRAWN, timeout=WAIT_MS)
 
-    def settle(self) -> None:
+    def settle(self, quiet_ms: int = QUIET_MS) -> None:
         """Wait until the server has nothing more to send, and the browser nothing to draw."""
-        self.page.wait_for_function(IDLE, timeout=WAIT_MS)
-        self.page.wait_for_timeout(700)
+        self.page.wait_for_timeout(40)  # what was just done has been told to the server
+        self.page.evaluate(QUIET, quiet_ms)
+
+    def steady(self, script: str, for_ms: int = 400) -> Any:
+        """What a script gives, once it has given the same for so long."""
+        last, since = self.page.evaluate(script), time.monotonic()
+        while time.monotonic() - since < for_ms / 1e3:
+            self.page.wait_for_timeout(50)
+            now = self.page.evaluate(script)
+            if now != last:
+                last, since = now, time.monotonic()
+        return last
+
+    def untouched(self, url: str, drawn: Callable[[Watched, str], object]) -> None:
+        """Show that URL as nobody has touched it: opened by `drawn`, unless it still stands so."""
+        if not self.clean_url or self.page.url != self.clean_url:
+            self.clean_url = ""
+            self.errors.clear()
+            self.outside.clear()
+            drawn(self, url)
+            self.settle()
+            self.clean_url = self.page.url
+        self.page.mouse.move(0, 0)
+        self.page.evaluate(
+            "() => document.querySelector('[data-testid=stMain]')?.scrollTo(0, 0)"
+        )
+
+    def resize(self, width: int, height: int) -> None:
+        """Another size of the window, and every chart in it."""
+        self.page.set_viewport_size({"width": width, "height": height})
+        self.page.wait_for_function(FITS, timeout=WAIT_MS)
+        self.settle()
 
     def picture(self, name: str, full_page: bool = False) -> Path:
         ARTIFACTS.mkdir(exist_ok=True)
@@ -76,12 +121,30 @@ class Watched:
         return path
 
 
+@dataclass(frozen=True)
+class Server:
+    """A server of the app. pid: of its one process."""
+
+    address: str
+    pid: int
+
+
 @contextmanager
 def running_app(cache: Path, env: Mapping[str, str] | None = None) -> Iterator[str]:
     """The address of a server of the app on a free port of loopback."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    with running_server(cache, env) as server:
+        yield server.address
+
+
+@contextmanager
+def running_server(
+    cache: Path, env: Mapping[str, str] | None = None, port: int | None = None
+) -> Iterator[Server]:
+    """A server of the app on loopback. port: None for any that is free."""
+    if port is None:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = int(probe.getsockname()[1])
     log = cache / "server.log"
     cache.mkdir(parents=True, exist_ok=True)
     command = [
@@ -102,7 +165,7 @@ def running_app(cache: Path, env: Mapping[str, str] | None = None) -> Iterator[s
     ):
         try:
             _wait_until_healthy(f"http://127.0.0.1:{port}", server, log)
-            yield f"http://127.0.0.1:{port}"
+            yield Server(f"http://127.0.0.1:{port}", server.pid)
         finally:
             server.terminate()
 

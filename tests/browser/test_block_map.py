@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.pages.parts.store import Store
-from tests.browser.driver import CHROMIUM, WAIT_MS, Watched, running_app, watched_page
+from tests.browser.driver import CHROMIUM, WAIT_MS, Watched, watched_page
 from tests.builders import make_meta, make_requests, make_steps, write
 
 pytestmark = [
@@ -27,24 +27,21 @@ MEASURED = "block-map?sample=SmolLM2+on+a+CPU+core%2C+measured"
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("cache")
+def address(server: str) -> str:
+    return server
 
 
 @pytest.fixture(scope="module")
-def address(cache: Path) -> Iterator[str]:
-    with running_app(cache) as found:
+def one_page(chromium: Any) -> Iterator[Watched]:
+    with watched_page(chromium, 1280, 1500) as found:
         yield found
 
 
 @pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Watched]:
+def page(shared_page: Watched, address: str) -> Watched:
     """The map of the measured sample at 1,280 px; at the end nothing may have gone wrong."""
-    with watched_page(chromium, 1280, 1500) as found:
-        open_map(found, f"{address}/{MEASURED}")
-        yield found
-        assert found.errors == []
-        assert found.outside == []
+    shared_page.untouched(f"{address}/{MEASURED}", open_map)
+    return shared_page
 
 
 def open_map(page: Watched, url: str) -> None:
@@ -227,10 +224,10 @@ def test_playing_moves_the_pool_and_the_line_without_the_server(page: Watched) -
     start = page.page.evaluate(line)
 
     page.page.get_by_role("button", name="▶ Play").click()
-    for _ in range(200):
+    for _ in range(500):
         if step_shown(page) > before + 20:
             break
-        page.page.wait_for_timeout(100)
+        page.page.wait_for_timeout(40)
     assert step_shown(page) > before + 20
     assert "step=" not in page.page.url, "playing is told to nobody"
     page.page.get_by_role("button", name="⏸ Pause").click()
@@ -256,12 +253,14 @@ def test_a_click_on_a_cell_of_the_pool_lights_up_its_request(page: Watched) -> N
 
 
 def test_dark_and_narrow_show_the_same_map(address: str, chromium: Any) -> None:
-    for width, scheme in ((390, "light"), (1440, "dark"), (1920, "dark")):
-        with watched_page(chromium, width, 1400, scheme) as found:
+    for scheme, widths in (("light", [390]), ("dark", [1440, 1920])):
+        with watched_page(chromium, widths[0], 1400, scheme) as found:
             open_map(found, f"{address}/{MEASURED}&colour=State&request=29")
-            found.picture(f"block-map-{width}-{scheme}")
-            wide = found.page.evaluate("() => document.documentElement.scrollWidth")
-            assert wide <= width, "nothing is wider than the window"
+            for width in widths:
+                found.resize(width, 1400)
+                found.picture(f"block-map-{width}-{scheme}")
+                wide = found.page.evaluate("() => document.documentElement.scrollWidth")
+                assert wide <= width, "nothing is wider than the window"
             assert found.errors == []
 
 
@@ -277,12 +276,12 @@ def test_axe_finds_nothing(page: Watched) -> None:
 
 
 def test_a_pair_without_ownership_is_replayed_at_a_press(
-    address: str, chromium: Any, cache: Path, tmp_path: Path
+    address: str, chromium: Any, store_root: Path, tmp_path: Path
 ) -> None:
     """Made by hand, so that the replay differs: what the page must say, and not draw."""
     rows = [{"request_id": "r0", "prompt_tokens": 6, "output_tokens": 3, "first_token_s": 1.0, "finish_s": 4.0}]  # fmt: skip
     path = write(tmp_path / "hand", make_steps([2, 2, 2, 2]), requests=make_requests(rows), meta=make_meta())  # fmt: skip
-    ref = f"file:{Store(cache).link(path).id}"
+    ref = f"file:{Store(store_root).link(path).id}"
     with watched_page(chromium, 1280, 900) as found:
         found.page.goto(f"{address}/block-map?source=Recordings&a={ref}")
         found.page.get_by_role("button", name="Replay A with ownership").click(timeout=WAIT_MS)

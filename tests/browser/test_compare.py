@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import urllib.parse
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +37,10 @@ def address(server: str) -> str:
 
 
 @pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Watched]:
+def page(shared_page: Watched, address: str) -> Watched:
     """The page at 1,280 px with the bundled sample on it; at the end nothing may have gone wrong."""
-    with watched_page(chromium, 1280, 800) as found:
-        found.open(address)
-        found.settle()
-        yield found
-        assert found.errors == []
-        assert found.outside == []
+    shared_page.untouched(address, Watched.open)
+    return shared_page
 
 
 def shown_range(page: Watched) -> list[float]:
@@ -150,7 +145,7 @@ def test_the_wheel_zooms_about_the_pointer_with_ctrl_and_else_scrolls(page: Watc
     page.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
 
     page.page.mouse.wheel(0, 40)
-    page.page.wait_for_timeout(800)
+    page.settle()
     untouched = shown_range(page)
     page.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
     page.page.keyboard.down("Control")
@@ -278,32 +273,31 @@ def test_no_chosen_setting_is_cut_off(page: Watched) -> None:
     assert cut == []
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"),
-    [(1440, 900, "light"), (1920, 1080, "light"), (390, 844, "light"), (1440, 900, "dark")],
-)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_width_and_no_brightness_cuts_a_label_off(
-    chromium: Any, address: str, width: int, height: int, scheme: str
+    chromium: Any, address: str, scheme: str
 ) -> None:
-    with watched_page(chromium, width, height, scheme) as page:
+    sizes = {"light": [(1440, 900), (1920, 1080), (390, 844)], "dark": [(1440, 900)]}[scheme]
+    with watched_page(chromium, *sizes[0], scheme) as page:
         page.open(address)
-        page.settle()
-        page.picture(f"compare-{width}-{scheme}")
+        for width, height in sizes:
+            page.resize(width, height)
+            page.picture(f"compare-{width}-{scheme}")
 
-        cut = page.page.evaluate(
-            """() => {
-              const g = document.querySelector('.st-key-timeline .js-plotly-plot').getBoundingClientRect();
-              const texts = [...document.querySelectorAll('.st-key-timeline .ytick text, .st-key-timeline .annotation-text, .st-key-timeline .xtick text')];
-              return texts.filter(t => { const r = t.getBoundingClientRect(); return r.width && (r.left < g.left - 1 || r.right > g.right + 1); })
-                          .map(t => t.textContent);
-            }"""
-        )
-        wide = page.page.evaluate(
-            "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        assert cut == []
-        assert wide <= 0
-        top = page.page.locator(".st-key-timeline .js-plotly-plot").bounding_box()["y"]
-        assert top < height - 200, "the first row begins on the first screen"
+            cut = page.page.evaluate(
+                """() => {
+                  const g = document.querySelector('.st-key-timeline .js-plotly-plot').getBoundingClientRect();
+                  const texts = [...document.querySelectorAll('.st-key-timeline .ytick text, .st-key-timeline .annotation-text, .st-key-timeline .xtick text')];
+                  return texts.filter(t => { const r = t.getBoundingClientRect(); return r.width && (r.left < g.left - 1 || r.right > g.right + 1); })
+                              .map(t => t.textContent);
+                }"""
+            )
+            wide = page.page.evaluate(
+                "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            )
+            assert cut == [], width
+            assert wide <= 0, width
+            top = page.page.locator(".st-key-timeline .js-plotly-plot").bounding_box()["y"]
+            assert top < height - 200, "the first row begins on the first screen"
         assert page.errors == []
         assert page.outside == []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import urllib.parse
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -41,13 +40,10 @@ def show(page: Watched, url: str) -> None:
 
 
 @pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Watched]:
+def page(shared_page: Watched, address: str) -> Watched:
     """The page at 1,280 px on the bundled sample; at the end nothing may have gone wrong."""
-    with watched_page(chromium, 1280, 800) as found:
-        show(found, address)
-        yield found
-        assert found.errors == []
-        assert found.outside == []
+    shared_page.untouched(address, show)
+    return shared_page
 
 
 def title(page: Watched) -> str:
@@ -154,6 +150,28 @@ def test_other_pages_lead_here_and_back_with_the_same_pair(page: Watched) -> Non
     assert "343 preemptions" in page.page.inner_text("[data-testid=stMain]")
 
 
+def test_its_moment_is_shown_on_the_timeline_and_a_zoom_there_stays(page: Watched) -> None:
+    ranges = "() => document.querySelector('.st-key-timeline .js-plotly-plot')._fullLayout.xaxis.range.map(Number)"
+    page.page.get_by_role("link", name="This moment on the timeline").click()
+    page.wait_for_chart()
+    page.settle()
+
+    start, end = page.page.evaluate(ranges)
+    assert start < 19.9 < end, "the first preemption is at 19.9 s"
+    assert end - start < 60, "of 775 s"
+    page.page.keyboard.press("s")
+    page.page.wait_for_function(
+        f"() => {{ const [a, b] = ({ranges})(); return b - a > {(end - start) * 1.5}; }}",
+        timeout=WAIT_MS,
+    )
+    page.settle()
+    assert "go=" not in page.page.url
+    shown = page.page.evaluate(ranges)
+    page.page.keyboard.press("r")  # drawn again, as any later run does
+    page.settle()
+    assert page.page.evaluate(ranges) == pytest.approx(shown)
+
+
 def test_a_top_victim_is_looked_up_in_the_list(page: Watched) -> None:
     table = page.page.locator(".st-key-top_victims")
     table.scroll_into_view_if_needed()
@@ -175,33 +193,33 @@ def test_axe_finds_nothing_wrong(page: Watched) -> None:
     assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found] == []
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"),
-    [(1440, 900, "light"), (1920, 1080, "light"), (390, 844, "light"), (1440, 900, "dark")],
-)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_width_and_no_brightness_cuts_anything_off(
-    chromium: Any, address: str, width: int, height: int, scheme: str
+    chromium: Any, address: str, scheme: str
 ) -> None:
-    with watched_page(chromium, width, height, scheme) as page:
+    sizes = {"light": [(1440, 900), (1920, 1080), (390, 844)], "dark": [(1440, 900)]}[scheme]
+    with watched_page(chromium, *sizes[0], scheme) as page:
         show(page, address)
-        wide = page.page.evaluate(
-            """() => [...document.querySelectorAll('.js-plotly-plot')].map(g => {
-                 const paper = g.getBoundingClientRect();
-                 return [...g.querySelectorAll('text')].filter(t => t.textContent.trim())
-                   .map(t => t.getBoundingClientRect())
-                   .filter(r => r.width && (r.left < paper.left - 1 || r.right > paper.right + 1)).length;
-               })"""
-        )
-        legend_over_title = page.page.evaluate(
-            """() => {
-                 const g = document.querySelector('.st-key-around_chart .js-plotly-plot');
-                 const legend = g.querySelector('.legend').getBoundingClientRect();
-                 const title = [...g.querySelectorAll('.annotation-text')].find(t => /Blocks in use/.test(t.textContent));
-                 return legend.bottom > title.getBoundingClientRect().top + 2;
-               }"""
-        )
-        page.picture(f"preemptions-{width}-{scheme}", full_page=True)
+        for width, height in sizes:
+            page.resize(width, height)
+            wide = page.page.evaluate(
+                """() => [...document.querySelectorAll('.js-plotly-plot')].map(g => {
+                     const paper = g.getBoundingClientRect();
+                     return [...g.querySelectorAll('text')].filter(t => t.textContent.trim())
+                       .map(t => t.getBoundingClientRect())
+                       .filter(r => r.width && (r.left < paper.left - 1 || r.right > paper.right + 1)).length;
+                   })"""
+            )
+            legend_over_title = page.page.evaluate(
+                """() => {
+                     const g = document.querySelector('.st-key-around_chart .js-plotly-plot');
+                     const legend = g.querySelector('.legend').getBoundingClientRect();
+                     const title = [...g.querySelectorAll('.annotation-text')].find(t => /Blocks in use/.test(t.textContent));
+                     return legend.bottom > title.getBoundingClientRect().top + 2;
+                   }"""
+            )
+            page.picture(f"preemptions-{width}-{scheme}", full_page=True)
 
-        assert wide == [0] * len(wide)
-        assert not legend_over_title
+            assert wide == [0] * len(wide), width
+            assert not legend_over_title, width
         assert page.errors == []

@@ -198,67 +198,71 @@ def download(watched: Watched, name: str) -> bytes:
     return Path(waiting.value.path()).read_bytes()
 
 
-def test_the_page_makes_files_of_what_the_user_wrote(chromium: Any, address: str) -> None:
-    with watched_page(chromium, 1280, 900) as watched:
-        open_page(watched, f"{address}/report")
-        page = watched.page
-        page.get_by_label("Title").fill("Why p99 doubled")
-        page.get_by_label("Title").press("Enter")
-        page.wait_for_selector("h1:text('Why p99 doubled')", timeout=WAIT_MS)
-        watched.settle()
-
-        document = download(watched, "HTML, interactive").decode()
-        with zipfile.ZipFile(io.BytesIO(download(watched, "Parquet"))) as archive:
-            names = archive.namelist()
-        trace = download(watched, "Perfetto trace")
-
-        assert "<h1>Why p99 doubled</h1>" in document
-        assert f"{address}/report?a=" in document
-        assert "A/steps.parquet" in names
-        assert b"KV blocks in use" in trace
-        watched.picture("report-page", full_page=True)
-        assert watched.errors == []
-        assert watched.outside == []
+@pytest.fixture
+def page(shared_page: Watched, address: str) -> Watched:
+    """The page at 1,280 px on the bundled sample; at the end nothing may have gone wrong."""
+    shared_page.untouched(f"{address}/report", open_page)
+    return shared_page
 
 
-def test_the_pages_link_opens_the_same_report(chromium: Any, address: str) -> None:
-    with watched_page(chromium, 1280, 900) as watched:
-        query = "a=sample:smollm2-recompute&b=sample:smollm2-swap&t=100-150&report_title=Linked"
-        open_page(watched, f"{address}/report?{query}")
+def test_the_page_makes_a_png(page: Watched) -> None:
+    page.page.get_by_role("button", name="Make PNG").click()
+    page.page.get_by_role("button", name="Download PNG").wait_for(timeout=WAIT_MS)
 
-        link = watched.page.inner_text(".stCode")
-        assert watched.page.inner_text(".report h1") == "Linked"
-        open_page(watched, link)
-
-        assert watched.page.inner_text(".report h1") == "Linked"
-        shown = watched.page.evaluate(
-            "() => document.querySelector('.st-key-report_timeline .js-plotly-plot')._fullLayout.xaxis.range"
-        )
-        assert [float(v) for v in shown] == [100.0, 150.0]
-
-
-def test_the_page_makes_a_png(chromium: Any, address: str) -> None:
-    with watched_page(chromium, 1280, 900) as watched:
-        open_page(watched, f"{address}/report")
-        watched.page.get_by_role("button", name="Make PNG").click()
-        watched.page.get_by_role("button", name="Download PNG").wait_for(timeout=WAIT_MS)
-
-        data = download(watched, "Download PNG")
+    data = download(page, "Download PNG")
 
     with Image.open(io.BytesIO(data)) as image:
         assert image.width == 1200
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1440, "dark"), (1920, "light")])
+def test_the_page_makes_files_of_what_the_user_wrote(page: Watched, address: str) -> None:
+    page.page.get_by_label("Title").fill("Why p99 doubled")
+    page.page.get_by_label("Title").press("Enter")
+    page.page.wait_for_selector("h1:text('Why p99 doubled')", timeout=WAIT_MS)
+    page.settle()
+
+    document = download(page, "HTML, interactive").decode()
+    with zipfile.ZipFile(io.BytesIO(download(page, "Parquet"))) as archive:
+        names = archive.namelist()
+    trace = download(page, "Perfetto trace")
+
+    assert "<h1>Why p99 doubled</h1>" in document
+    assert f"{address}/report?a=" in document
+    assert "A/steps.parquet" in names
+    assert b"KV blocks in use" in trace
+    page.picture("report-page", full_page=True)
+
+
+def test_the_pages_link_opens_the_same_report(page: Watched, address: str) -> None:
+    query = "a=sample:smollm2-recompute&b=sample:smollm2-swap&t=100-150&report_title=Linked"
+    open_page(page, f"{address}/report?{query}")
+
+    link = page.page.inner_text(".stCode")
+    assert page.page.inner_text(".report h1") == "Linked"
+    open_page(page, link)
+
+    assert page.page.inner_text(".report h1") == "Linked"
+    shown = page.page.evaluate(
+        "() => document.querySelector('.st-key-report_timeline .js-plotly-plot')._fullLayout.xaxis.range"
+    )
+    assert [float(v) for v in shown] == [100.0, 150.0]
+
+
+@pytest.mark.parametrize(("scheme", "widths"), [("light", [1920, 390]), ("dark", [1440])])
 def test_the_page_fits_and_axe_finds_nothing(
-    chromium: Any, address: str, width: int, scheme: str
+    chromium: Any, address: str, scheme: str, widths: list[int]
 ) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    with watched_page(chromium, width, 900, scheme) as watched:
+    with watched_page(chromium, widths[0], 900, scheme) as watched:
         open_page(watched, f"{address}/report")
+        for width in widths:
+            watched.resize(width, 900)
 
-        assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
-        found = Axe().run(watched.page, "[data-testid=stMain]")
-        watched.picture(f"report-page-{width}-{scheme}", full_page=True)
-    assert [(v["id"], v["nodes"][0]["html"][:200]) for v in found.response["violations"]] == []
+            assert watched.page.evaluate("document.documentElement.scrollWidth") <= width
+            found = Axe().run(watched.page, "[data-testid=stMain]")
+            watched.picture(f"report-page-{width}-{scheme}", full_page=True)
+            broken = [
+                (v["id"], v["nodes"][0]["html"][:200]) for v in found.response["violations"]
+            ]
+            assert broken == [], width

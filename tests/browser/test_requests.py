@@ -36,14 +36,17 @@ def address(server: str) -> str:
     return f"{server}/requests"
 
 
-@pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Watched]:
-    """The sample's requests at 1,280 px; at the end nothing may have gone wrong."""
+@pytest.fixture(scope="module")
+def one_page(chromium: Any) -> Iterator[Watched]:
     with watched_page(chromium, 1280, 1400) as found:
-        open_page(found, address)
         yield found
-        assert found.errors == []
-        assert found.outside == []
+
+
+@pytest.fixture
+def page(shared_page: Watched, address: str) -> Watched:
+    """The sample's requests at 1,280 px; at the end nothing may have gone wrong."""
+    shared_page.untouched(address, open_page)
+    return shared_page
 
 
 def open_page(page: Watched, url: str) -> None:
@@ -138,8 +141,7 @@ def test_one_cursor_runs_through_all_rows_and_a_click_chooses_the_request(
         f"() => /lasted/.test(({HOVER})())",
         timeout=WAIT_MS,
     )
-    page.page.wait_for_timeout(1500)  # a busy browser is still where the mouse was before
-    told = str(page.page.evaluate(HOVER))
+    told = str(page.steady(HOVER))  # a busy browser is still where the mouse was before
     spike = page.page.locator(".st-key-lanes .spikeline").first.bounding_box()
     page.page.mouse.click(*at)
     wait_for_link(page, "[?&]request=")
@@ -223,6 +225,7 @@ def test_axe_finds_nothing_wrong(page: Watched, address: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
     open_page(page, f"{address}?request=376")
+    page.settle()
 
     found = Axe().run(page.page).response["violations"]
 
@@ -230,20 +233,18 @@ def test_axe_finds_nothing_wrong(page: Watched, address: str) -> None:
     assert ours == []
 
 
-@pytest.mark.parametrize(
-    ("width", "height", "scheme"),
-    [(1440, 900, "light"), (1920, 1080, "dark"), (390, 844, "light")],
-)
+@pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_no_width_and_no_brightness_cuts_a_label_off(
-    chromium: Any, address: str, width: int, height: int, scheme: str
+    chromium: Any, address: str, scheme: str
 ) -> None:
-    with watched_page(chromium, width, height, scheme) as page:
+    sizes = {"light": [(1440, 900), (390, 844)], "dark": [(1920, 1080)]}[scheme]
+    with watched_page(chromium, *sizes[0], scheme) as page:
         open_page(page, f"{address}?request=376&t=130-160")
 
-        page.picture(f"requests-{width}-{scheme}", full_page=True)
-        assert page.page.evaluate(LABELS_INSIDE) == []
-        wide = (
-            "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
-        )
-        assert page.page.evaluate(wide) <= 0
+        for width, height in sizes:
+            page.resize(width, height)
+            page.picture(f"requests-{width}-{scheme}", full_page=True)
+            assert page.page.evaluate(LABELS_INSIDE) == [], width
+            wide = "() => document.documentElement.scrollWidth - document.documentElement.clientWidth"
+            assert page.page.evaluate(wide) <= 0, width
         assert page.errors == []
