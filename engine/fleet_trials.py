@@ -33,11 +33,14 @@ def settings_of_ranks(requests: FleetRequests) -> tuple[EngineSettings, ...]:
     """The settings to simulate each rank with, as it was recorded. Raises SettingsError."""
     found = []
     for name, meta in zip(requests.tracks, requests.metas, strict=True):
-        if meta.settings.get("clock") == "step":
+        clock = meta.settings.get("clock")
+        if clock == "step" or meta.clock == "step":
             raise SettingsError(
                 f"{name} counts time in steps, and requests of several ranks meet in seconds. Record it on the modelled clock."
             )
-        found.append(settings_of(meta, clock="modelled", max_steps=None))
+        # Times that were measured belong to the recorded steps, and another split has others.
+        changes = {"clock": "modelled"} if clock == "measured" else {}
+        found.append(settings_of(meta, max_steps=None, **changes))
     return tuple(found)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import html
 
+import numpy as np
 import streamlit as st
 
 from analyzer.fleet_balance import say_balance
@@ -132,8 +133,6 @@ _CARDS = (
 
 def _cards(shown: Shown) -> None:
     """Five figures. Markup is ours alone: numbers and fixed words, nothing from a file."""
-    import numpy as np
-
     counted = shown.series.values["preemptions"]
     figures: dict[str, float | None] = {
         **shown.balance.figures(),

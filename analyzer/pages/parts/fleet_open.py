@@ -16,7 +16,7 @@ from analyzer.fleet_balance import Balance, balance
 from analyzer.fleet_series import FleetSeries, read_fleet
 from analyzer.pages.parts import fleet_job, state, warm_core
 from analyzer.pages.parts.jobs import Cancelled, Report
-from analyzer.pages.parts.messages import plain
+from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.replay import COMPILING
 from analyzer.pages.parts.store import Store
 from traces import samples
@@ -91,8 +91,9 @@ def inputs_section(store: Store, is_shown: bool) -> None:
         ).strip()
         if text and st.session_state.get(GIVEN) != text:
             st.session_state[GIVEN] = text
-            show(f"file:{store.link(Path(text)).id}")
-            st.rerun()
+            with guarded():
+                _give(store, text)
+                st.rerun()
         with st.container(horizontal=True, vertical_alignment="center"):
             for side in "abc":
                 given = str(st.session_state.get(f"fleet_{side}") or "")
@@ -100,7 +101,7 @@ def inputs_section(store: Store, is_shown: bool) -> None:
                     st.button(
                         f"The fleet in the side bar ({side.upper()})",
                         key=f"fleet_from_{side}",
-                        on_click=_from_side,
+                        on_click=_give,
                         args=(store, given),
                     )
             st.button(
@@ -123,11 +124,12 @@ def follow_side_bar(store: Store) -> None:
     """Show the fleet that the side bar's button asked for, once."""
     asked = st.session_state.pop("fleet_asked", None)
     if asked:
-        _from_side(store, str(asked))
+        _give(store, str(asked))
 
 
-def _from_side(store: Store, given: str) -> None:
-    show(f"file:{store.link(Path(given)).id}")
+def _give(store: Store, path: str) -> None:
+    """Put the fleet in that folder on the page. Raises FileError."""
+    show(f"file:{store.link(Path(path)).id}")
 
 
 def _start_sample(store: Store) -> None:
@@ -209,7 +211,6 @@ def shown_fleet(ref: str, store: Store) -> Shown | None:
         return found
     if not fleet_job.is_running(READING, ref):  # it failed, and the reason was said
         show("")
-        st.session_state.pop(GIVEN, None)
     return None
 
 

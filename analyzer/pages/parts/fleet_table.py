@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import polars as pl
 import streamlit as st
 
@@ -127,8 +129,6 @@ def _path(rank: RankInfo) -> str:
 
 def _choose(paths: list[str], page: str) -> None:
     """Make the ranks' recordings the shown ones, and remember to go there."""
-    from pathlib import Path
-
     store = Store(default_root())
     refs = [f"file:{store.link(Path(p)).id}" for p in paths]
     st.session_state["source"] = "recordings"
