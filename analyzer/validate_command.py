@@ -98,14 +98,23 @@ def plan(recording: Recording, **changes: Any) -> Plan:
 
 
 def simulate_plan(
-    planned: Plan, out: Path, say: Say | None = None, cancelled: Cancelled | None = None
+    planned: Plan,
+    out: Path,
+    say: Say | None = None,
+    cancelled: Cancelled | None = None,
+    stage: str = "simulating",
+    part: tuple[float, float] = (0.0, 1.0),
 ) -> None:
-    """Write the simulated recording into `out`. Raises what the engine raises."""
+    """Write the simulated recording into `out`. stage, part: what is said of it, and which share of the
+    whole work it is. Raises what the engine raises."""
     from engine.simulator import simulate
+
+    begin, end = part
 
     def progress(p: Any) -> None:
         if say is not None:
-            say(p.fraction_finished, f"{p.steps:,} steps")
+            done = begin + (end - begin) * p.fraction_finished
+            say(done, f"{stage}, {p.steps:,} steps")
 
     simulate(
         planned.workload,
@@ -151,14 +160,14 @@ def calibrate_on(
             say(done, text)
         return cancelled is not None and cancelled()
 
-    if told(0.05, "reading its steps"):
+    if told(0.2, "reading what its steps computed"):
         return None
     source = _samples(recording, cancelled)
     base = load_device(planned.settings.device, warn=False)
-    if told(0.15, f"fitting to {len(source.steps):,} steps"):
+    if told(0.35, f"fitting to {len(source.steps):,} steps"):
         return None
     done = calibrate_sources([source], base, bootstraps=0)
-    if told(0.5, "fitting to the first half, to judge on the second"):
+    if told(0.55, "fitting to the first half, to judge on the second"):
         return None
     held_out, why_not = None, ""
     middle = _middle_s(recording)
@@ -210,7 +219,14 @@ def _second_half(
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as scratch:
         device = first.write(Path(scratch) / "first-half.json")
         again = replace(planned, settings=planned.settings.with_(device=str(device)))
-        simulate_plan(again, Path(scratch) / "run", say, cancelled)
+        simulate_plan(
+            again,
+            Path(scratch) / "run",
+            say,
+            cancelled,
+            "simulating the second half",
+            (0.7, 0.85),
+        )
         if cancelled is not None and cancelled():
             return None
         with open_recording(Path(scratch) / "run") as simulated:
@@ -305,7 +321,7 @@ def _lines(
             )
         if calibrated.caution:
             said.append(f"warning: {calibrated.caution}")
-    return [*said, "", bounds_in_words(), *(f"note: {n}" for n in planned.notes)]
+    return [*said, "", bounds_in_words(before), *(f"note: {n}" for n in planned.notes)]
 
 
 def _graded(found: Validation) -> str:

@@ -120,8 +120,9 @@ class Validation:
         if not graded:
             return "Nothing was recorded by which the simulator could be judged."
         first, *others = (f"{_apart(c)} on {_spoken(c)}" for c in _said(graded))
-        how = "off by" if self.grade == "poor" else "within"
-        return f"Simulator {how} {', '.join([_of_this(first), *others])}."
+        if self.grade == "poor":
+            return f"Simulator off by {', '.join([first, *others])}."
+        return f"Simulator within {', '.join([_of_this(first), *others])}."
 
 
 def validate(observed: Recording, simulated: Recording, *, since_s: float = 0.0) -> Validation:
@@ -388,10 +389,11 @@ def show_value(name: str, value: float | None, *, as_share: bool = False) -> str
     return show(name, value)
 
 
-def bounds_in_words() -> str:
-    """What good and fair mean, in a sentence."""
+def bounds_in_words(found: Validation) -> str:
+    """What good and fair mean for the figures that were compared, in a sentence."""
+    names = dict.fromkeys(c.name.partition(" ")[0] for c in found.checks)
     parts = [
-        f"{LABELS[name]}: {100 * b.good:g} / {100 * b.fair:g} %" for name, b in BOUNDS.items()
+        f"{LABELS[n]}: {100 * BOUNDS[n].good:g} / {100 * BOUNDS[n].fair:g} %" for n in names
     ]
     return (
         "Largest error that is good / fair, beyond is poor: "

@@ -245,7 +245,7 @@ def _notes(badge: Badge) -> list[str]:
         *lines,
         *([badge.caution] if badge.caution else []),
         *badge.notes,
-        bounds_in_words(),
+        bounds_in_words(badge.found),
     ]
 
 
@@ -373,16 +373,20 @@ def _work(
     scratch = store.root / "validations" / f".part-{uuid.uuid4().hex}"
     scratch.mkdir(parents=True, exist_ok=True)
     try:
-        badge = Badge(_simulated(run, planned, scratch, say, cancelled), notes=planned.notes)
-        if calibrate and not cancelled():
+        whole = (0.0, 0.2 if calibrate else 1.0)
+        found = _simulated(run, planned, scratch, say, cancelled, "simulating", whole)
+        if cancelled():
+            return None
+        badge = Badge(found, notes=planned.notes)
+        if calibrate:
             done = calibrate_on(run.recording, planned, scratch / "device.json", say, cancelled)
             if done is None or cancelled():
                 return None
             again = replace(planned, settings=planned.settings.with_(device=str(done.path)))
-            say(0.8, "simulating on the calibrated device")
+            stage = "simulating on the calibrated device"
+            found = _simulated(run, again, scratch, say, cancelled, stage, (0.85, 1.0))
             badge = Badge(
-                _simulated(run, again, scratch, say, cancelled), True, done.held_out, done.why_not,
-                done.step_errors, done.caution, False, planned.notes,
+                found, True, done.held_out, done.why_not, done.step_errors, done.caution, False, planned.notes
             )  # fmt: skip
         if cancelled():
             return None
@@ -393,13 +397,19 @@ def _work(
 
 
 def _simulated(
-    run: Run, planned: Plan, scratch: Path, say: Any, cancelled: Cancelled
+    run: Run,
+    planned: Plan,
+    scratch: Path,
+    say: Any,
+    cancelled: Cancelled,
+    stage: str,
+    part: tuple[float, float],
 ) -> Validation:
-    """The run's requests simulated, and held against it."""
+    """The run's requests simulated, and held against it. stage, part: as in `simulate_plan`."""
     from analyzer.validate_command import simulate_plan
     from analyzer.validation import validate
 
-    simulate_plan(planned, scratch / "run", say, cancelled)
+    simulate_plan(planned, scratch / "run", say, cancelled, stage, part)
     with open_recording(scratch / "run") as simulated:
         return validate(run.recording, simulated)
 
