@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzer.pages.parts import store as store_module
 from analyzer.pages.parts import what_if_state
 from analyzer.pages.parts.store import Store
 from engine.simulator import simulate
@@ -292,3 +294,48 @@ def test_the_bundled_sample_opens_with_both_policies(store: Store) -> None:
     assert found["Preemptions"][0] == "176"
     assert found["Preemptions"][3] == "167"
     assert "Base:** sample: chat: 2,000 requests" in texts(app)
+
+
+# ---- runs that are kept --------------------------------------------------------------------------
+
+
+def kept_run(store: Store, number: int, num_bytes: int, used_at_s: float) -> Path:
+    folder = store.run_dir(f"{number:032x}")
+    folder.mkdir()
+    (folder / "steps.parquet").write_bytes(b"x" * num_bytes)
+    os.utime(folder, (used_at_s, used_at_s))
+    return folder
+
+
+def test_runs_go_by_number_and_by_bytes_the_longest_unused_first(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "KEEP_RUNS", 3)
+    monkeypatch.setattr(store_module, "KEEP_RUN_BYTES", 250)
+    runs = [kept_run(store, n, 100, 1_000.0 - n) for n in range(5)]
+
+    store.forget_old_runs()
+
+    assert [r.exists() for r in runs] == [True, True, False, False, False]
+
+
+def test_the_run_used_last_stays_however_large(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store_module, "KEEP_RUN_BYTES", 250)
+    large, old = kept_run(store, 1, 900, 1_000.0), kept_run(store, 2, 1, 900.0)
+
+    store.forget_old_runs()
+
+    assert [large.exists(), old.exists()] == [True, False]
+
+
+def test_a_run_in_the_making_is_left_alone_until_it_is_a_day_old(store: Store) -> None:
+    young, old = (store.run_dir("0" * 32).with_name(f".part-{n}") for n in ("young", "old"))
+    for part in (young, old):
+        part.mkdir()
+    os.utime(old, (1_000.0, 1_000.0))
+
+    store.forget_old_runs()
+
+    assert [young.exists(), old.exists()] == [True, False]

@@ -27,7 +27,8 @@ from traces.mapped_tables import set_aside
 
 CHUNK_BYTES = 4 * 2**20
 KEEP_ENTRIES = 12
-KEEP_RUNS = 40
+KEEP_RUNS = 400  # a what-if makes some 30 small ones
+KEEP_RUN_BYTES = 4 * 2**30
 KEEP_BYTES = 8 * 2**30  # of uploads, and as much again of tables
 STALE_S = 86_400.0  # a file in the making that is older was left behind
 _ID = re.compile(r"[0-9a-f]{32}")
@@ -149,14 +150,22 @@ class Store:
         return self._folder("runs") / id_
 
     def forget_old_runs(self) -> None:
-        """Remove the longest unused simulated recordings beyond what is kept."""
-        runs = sorted(
-            self._folder("runs").iterdir(), key=lambda p: p.stat().st_mtime, reverse=True
-        )
-        for path in runs[KEEP_RUNS:]:
-            shutil.rmtree(path, ignore_errors=True)
-            for tables in self._tables_of(path.name):
-                set_aside(tables)
+        """Remove the longest unused simulated recordings beyond the number and bytes that are kept, and
+        what was left behind half made. The one used last stays, however large."""
+        num = total = 0
+        for path in _by_use(self._folder("runs")):
+            if path.name.startswith("."):
+                with suppress(OSError):
+                    if time.time() - path.stat().st_mtime > STALE_S:
+                        shutil.rmtree(path, ignore_errors=True)
+                continue
+            with suppress(OSError):  # it may go while it is counted
+                total += _size(path)
+            num += 1
+            if num > KEEP_RUNS or (num > 1 and total > KEEP_RUN_BYTES):
+                shutil.rmtree(path, ignore_errors=True)
+                for tables in self._tables_of(path.name):
+                    set_aside(tables)
 
     def tables_dir(self, ref: str, stamp: str) -> Path:
         """Where the tables of a long recording lie or are to be kept. ref: its reference or path; stamp:
