@@ -113,6 +113,8 @@ def test_axe_finds_nothing_wrong(page: Watched) -> None:
 def test_a_phone_shows_everything_without_scrolling_sideways(
     chromium: Any, address: str, scheme: str
 ) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
     with watched_page(chromium, 390, 844, scheme) as found:
         show(found, f"{address}?cx_path=loop&cx_cached=0")
         widths = found.page.evaluate(
@@ -122,8 +124,10 @@ def test_a_phone_shows_everything_without_scrolling_sideways(
             "() => { const f = document.querySelector('.st-key-cx_map_frame'); return [f.scrollWidth, f.clientWidth]; }"
         )
         found.picture(f"crossover-phone-{scheme}", full_page=True)
+        wrong = Axe().run(found.page).response["violations"]
 
         assert widths[0] <= widths[1]
         assert frame[0] >= 860 > frame[1]  # the map alone scrolls
+        assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in wrong] == []
         assert found.errors == []
         assert found.outside == []

@@ -191,11 +191,13 @@ def map_section(chosen: Chosen, own: Own, names: Names) -> None:
             config=STATIC,
             alt=alt_map(cells, chosen.tokens),
         )
+        # in the frame: what scrolls must hold something that the keyboard reaches
+        shows = st.toggle("Show data", key="cx_map_data", help="The map as a table.")
     link = "" if chosen.setup.link_gb_per_s is None else f" Every device behind a link of {three_digits(chosen.setup.link_gb_per_s)} GB/s."  # fmt: skip
     st.caption(
         f"**S** 4.1: swap is cheaper, 4.1 times; **R**: recompute is. In brackets: the weights leave no room for KV on {chosen.setup.tp * chosen.setup.pp:,} of the devices; —: the heads cannot be split so, or neither costs anything.{link}"
     )
-    if st.toggle("Show data", key="cx_map_data", help="The map as a table."):
+    if shows:
         st.dataframe(as_table(cells), hide_index=True, height=280, placeholder="—", alt="Models by devices as a table")  # fmt: skip
 
 
