@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import argparse
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import pytest
 
 from engine.config import EngineSettings, resolve, settings_from_file
+from engine.flags import add_engine_flags, add_machine_flags, add_swap_flags, read_settings
 from tests.engine_builders import make_settings
 from traces.errors import SettingsError
 
@@ -208,3 +211,36 @@ def test_a_setting_that_cannot_be_is_refused(changes: dict[str, Any], wanted: st
         make_settings(**changes)
 
     assert wanted in str(caught.value)
+
+
+LEVERS = (
+    "num_gpu_blocks", "kv_tokens", "gpu_memory_utilization", "kv_cache_dtype", "weight_dtype", "tensor_parallel_size",
+    "pipeline_parallel_size", "device", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark",
+    "scheduler_reserve_full_isl", "enable_chunked_prefill", "long_prefill_token_threshold", "enable_prefix_caching",
+    "preemption_mode", "victim", "host_gib", "num_host_blocks", "copy_path", "copy_mode", "link_gb_per_s", "block_size",
+)  # fmt: skip
+
+
+def test_every_lever_of_an_operator_is_a_setting_with_a_flag() -> None:
+    parser = argparse.ArgumentParser()
+    for add in (add_engine_flags, add_swap_flags, add_machine_flags):
+        add(parser)
+
+    flags = {action.dest for action in parser._actions}
+    settings = {f.name for f in dataclasses.fields(EngineSettings)}
+
+    assert set(LEVERS) <= flags & settings
+
+
+def test_flags_of_stages_and_link_reach_the_settings() -> None:
+    parser = argparse.ArgumentParser()
+    for add in (add_swap_flags, add_machine_flags):
+        add(parser)
+    given = parser.parse_args(
+        ["--pp", "4", "--link-gb-per-s", "12.5", "--num-host-blocks", "9"]
+    )
+    given.settings = None
+
+    settings = read_settings(given)
+
+    assert (settings.pipeline_parallel_size, settings.link_gb_per_s) == (4, 12.5)
