@@ -77,7 +77,9 @@ def lines_figure(
     heights = [_USAGE_PX if r.key == "usage_max" else _ROW_PX for r in rows]
     heights += [_ROW_PX] * len(extras)
     inner = sum(heights) + _GAP_PX * (len(heights) - 1)
-    legend = _TOP_PX + _LEGEND_PX * max(0, -(-len(which) // 4) - 1)
+    legend = _TOP_PX + _LEGEND_PX * max(
+        0, -(-len(which) // 3) - 1
+    )  # a phone has room for three
     layout = _layout(inner, legend, len(which), theme)
     edges = series.grid.edges_s
     pens = rank_pens(len(which), theme)

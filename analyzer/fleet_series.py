@@ -17,7 +17,7 @@ from analyzer.fleet_grid import MEASURES, Facts, Grid, facts_of, read_member, sp
 from traces.errors import RecordingError
 from traces.fleet import Fleet, Member
 from traces.fleet_checks import few
-from traces.fleet_clock import FleetClock, Placed, place
+from traces.fleet_clock import TOGETHER, FleetClock, Placed, place
 
 MOST_BUCKETS, FEWEST_BUCKETS = 1_200, 100
 _ALL_BUCKETS = 400_000  # of all ranks together: 13 MB with eight measures
@@ -105,7 +105,8 @@ def read_fleet(
         raise RecordingError(
             fleet.label, "", "none of its members can be drawn", f"The first: {unread[0]}"
         )
-    notes = (*fleet.notes, *clock.notes, *_differences(ranks))
+    idle = _idle_at_the_end(clock, ranks, values)
+    notes = (*fleet.notes, *clock.notes, *_differences(ranks), *idle)
     return FleetSeries(
         fleet.label,
         ranks,
@@ -135,7 +136,8 @@ def read_part(
                 continue
             own = found.get(info.rank) if len(found) > 1 else next(iter(found.values()), None)
             if own is not None:
-                _lay(values, i, own)
+                _join({m: values[m][i] for m in values}, own)
+    _idle_as_before(series, which, grid, values)
     return FleetSeries(
         series.label, ranks, grid, values, series.clock, series.left_out, series.notes
     )
@@ -209,8 +211,35 @@ def _join(into: dict[str, np.ndarray], values: dict[str, np.ndarray]) -> None:
         np.copyto(into[measure], row, where=~np.isnan(row))
 
 
-def _lay(values: dict[str, np.ndarray], i: int, own: dict[str, np.ndarray]) -> None:
-    _join({m: values[m][i] for m in values}, own)
+def _idle_as_before(
+    series: FleetSeries, which: Sequence[int], grid: Grid, values: dict[str, np.ndarray]
+) -> None:
+    """Nothing is held where the whole axis says so, also after a rank's last row."""
+    middles = (grid.edges_s[:-1] + grid.edges_s[1:]) / 2
+    at = ((middles - series.grid.start_s) / series.grid.width_s).astype(int)
+    at = np.clip(at, 0, series.grid.num_buckets - 1)
+    for i, rank in enumerate(which):
+        idle = (series.values["usage_max"][rank][at] == 0) & np.isnan(values["usage"][i])
+        for row in values.values():
+            row[i, idle] = 0.0
+
+
+def _idle_at_the_end(
+    clock: FleetClock, ranks: Sequence[RankInfo], values: dict[str, np.ndarray]
+) -> Iterator[str]:
+    """Let simulated ranks that begin together idle until the last has ended: each was given all its
+    requests, so that it has room then. What a measured rank did after its last step is not known."""
+    ended = []
+    for i, rank in enumerate(ranks):
+        known = np.flatnonzero(~np.isnan(values["usage"][i]))
+        if clock.how != TOGETHER or rank.facts.usage_is != "modelled" or not len(known):
+            continue
+        if known[-1] + 1 < values["usage"].shape[1]:
+            ended.append(rank.name)
+            for row in values.values():
+                row[i, known[-1] + 1 :] = 0.0
+    if ended:
+        yield f"{few(ended)} {'is' if len(ended) == 1 else 'are'} simulated and through before the last: idle from then on."
 
 
 def _differences(ranks: Sequence[RankInfo]) -> Iterator[str]:

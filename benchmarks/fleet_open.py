@@ -13,7 +13,6 @@ import argparse
 import datetime
 import json
 import platform
-import resource
 import shutil
 import subprocess
 import sys
@@ -118,7 +117,7 @@ def _read(path: Path) -> dict[str, float]:
     from analyzer.fleet_series import read_fleet, read_part
     from traces.fleet import open_fleet
 
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    before = _peak_mib()
     started = time.perf_counter()
     fleet = open_fleet(path)
     opened = time.perf_counter()
@@ -136,9 +135,15 @@ def _read(path: Path) -> dict[str, float]:
         "part_s": time.perf_counter() - balanced,
         "series_mib": sum(v.nbytes for v in series.values.values()) / 2**20,
         "idle_mib": before,
-        "peak_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        "peak_mib": _peak_mib(),
         "buckets": grid.num_buckets,
     }
+
+
+def _peak_mib() -> float:
+    """Most memory that this process held. From /proc, since what getrusage says counts from the parent's."""
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmHWM:")[2].split()[0]) / 1024
 
 
 def _measured(name: str, path: Path) -> tuple[str, list[dict[str, float]]]:

@@ -508,3 +508,21 @@ def test_figures_of_a_fleet_are_those_of_all_its_requests(tmp_path: Path) -> Non
     assert found["output_tokens_per_s"] == pytest.approx(1.5)  # 6 tokens in 4 s
     assert found["mean_used_frac"] == pytest.approx(0.6)
     assert found["max_rank_used_frac"] == pytest.approx(1.0)
+
+
+def test_a_simulated_rank_that_is_through_idles_and_a_measured_one_is_unknown(
+    tmp_path: Path,
+) -> None:
+    for name, meta in (("s", make_meta()), ("m", make_meta(executor="vllm", clock="measured"))):
+        rank(tmp_path / name / "rank-00", [10] * 4, meta=meta)
+        rank(tmp_path / name / "rank-01", [5, 5], meta=meta)
+
+    simulated, measured = opened(tmp_path / "s"), opened(tmp_path / "m")
+
+    assert at(simulated, "usage", 1, 3.0) == 0.0
+    assert at(read_part(simulated, 2.5, 3.5, [1]), "usage", 0, 3.0) == 0.0
+    assert (
+        "rank 1 is simulated and through before the last: idle from then on." in simulated.notes
+    )
+    assert balance(simulated).full_while_room_frac == 1.0
+    assert np.isnan(at(measured, "usage", 1, 3.0))

@@ -21,7 +21,9 @@ DRAWN = """() => {
     && document.querySelector('.st-key-fleet_ask');
 }"""
 RANGE = "() => document.querySelector('.st-key-fleet_chart .js-plotly-plot')._fullLayout.xaxis.range"
-POINTS = "() => document.querySelector('.st-key-fleet_chart .js-plotly-plot').data[0].x.length"
+POINTS = (
+    "() => document.querySelector('.st-key-fleet_chart .js-plotly-plot')._fullData[0]._length"
+)
 WIDTHS = "() => { const m = document.querySelector('[data-testid=stMain]'); return [m.scrollWidth, m.clientWidth]; }"
 
 
@@ -74,7 +76,10 @@ def test_a_drag_shows_that_part_of_all_ranks_in_detail(page: Watched) -> None:
 def test_a_rank_opens_on_the_preemptions_page(page: Watched) -> None:
     table = page.page.locator(".st-key-fleet_table canvas").first
     table.scroll_into_view_if_needed()
-    table.click(position={"x": 18, "y": 53})
+    page.settle()
+    box = table.bounding_box()
+    assert box is not None
+    page.page.mouse.click(box["x"] + 18, box["y"] + 53)  # the first row's tick box
     page.page.wait_for_selector(".st-key-fleet_open_preemptions button", timeout=WAIT_MS)
 
     page.page.click(".st-key-fleet_open_preemptions button")
