@@ -1,0 +1,117 @@
+"""Advice on the What-if page without a browser: a goal, its search, the answers, and trying one."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from pathlib import Path
+
+import pytest
+from streamlit.testing.v1 import AppTest
+
+from analyzer.advice import advise
+from analyzer.advice_parts import Advice
+from analyzer.pages.parts import advice_section, what_if_state
+from analyzer.pages.parts.store import Store
+from tests.test_what_if_page import no_fault, opened, recorded, settled, texts
+
+LEVERS = ("num_gpu_blocks", "max_num_seqs", "copy_path")
+
+
+@pytest.fixture
+def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A run of 12 requests of 3 blocks each in 4 blocks; advice tries three levers only."""
+    monkeypatch.setenv("KV_REPLAY_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(advice_section, "advise", partial(advise, levers=LEVERS))
+    return recorded(Store(tmp_path / "cache"), tmp_path, 4)
+
+
+def searched(app: AppTest) -> AppTest:
+    """Press the button and wait until the search is over."""
+    app = app.button(key="advice_start").click().run()
+    for _ in range(60):
+        job = app.session_state["advice_job"]
+        if job is None:
+            return app
+        job.wait(1.0)
+        app.run()
+    raise AssertionError("the search does not end")
+
+
+def shown(app: AppTest) -> Advice:
+    _, advice = app.session_state["advice_result"]
+    assert isinstance(advice, Advice)
+    return advice
+
+
+def test_the_pool_that_ends_preemption_is_found_shown_and_can_be_tried(small: str) -> None:
+    app = searched(opened(small))
+
+    no_fault(app)
+    assert shown(app).state == "reached"
+    said = texts(app)
+    assert "changes of 3 reach it" in said
+    assert "In recompute mode nothing is copied" in said or "nothing is copied" in said
+    codes = [c.value for c in app.code]
+    assert any(c.startswith("--num-gpu-blocks-override ") for c in codes)
+    table = next(d.value for d in app.dataframe if "Verdict" in d.value.columns)
+    assert list(table["Verdict"]) == ["base", "enough", "enough", "idle"]
+
+    app.button(key="advice_try_0").click().run()
+
+    no_fault(app)
+    best = shown(app).answers[0].option
+    assert best is not None
+    changes = app.session_state["what_if_changes"]
+    assert changes == dict(best.changes)
+
+
+def test_proofs_lead_to_compare_with_base_enough_and_what_is_not(small: str) -> None:
+    app = searched(opened(small))
+
+    links = [e.proto.url for e in app.get("link_button") if "proof" in e.proto.label]
+    assert links
+    assert links[0].startswith("compare?a=run%3A")
+    assert "b=run%3A" in links[0]
+    for outcome in shown(app).proofs():
+        assert all(path.is_dir() for path in outcome.recordings)
+
+
+def test_a_goal_of_bounds_asks_for_a_bound_first(small: str) -> None:
+    app = opened(small, goal="bounds")
+    assert app.selectbox(key="goal").value == "bounds"
+    for name in ("most_ttft", "most_tpot", "most_e2e"):
+        app.number_input(key=name).set_value(None)
+    settled(app.run())
+
+    no_fault(app)
+    assert "Set a bound on TTFT, TPOT or E2E above" in texts(app)
+
+
+def test_an_answer_to_another_question_is_not_shown(small: str) -> None:
+    app = searched(opened(small))
+    app.selectbox(key="goal").select("least-memory").run()
+
+    no_fault(app)
+    assert "changes of 3 reach it" not in texts(app)
+
+
+def test_choices_become_the_goals_of_the_command_line() -> None:
+    bounds = {"ttft_s": 2.0, "tpot_s": 0.08, "max_itl_s": 0.5}
+    texts_of = advice_section.goal_texts
+
+    assert texts_of("no-preemption", bounds) == ("no-preemption",)
+    assert texts_of("bounds", bounds) == ("ttft-p99=2", "tpot-p99=0.08")
+    assert texts_of("max-goodput", bounds) == ("max-goodput", "ttft=2", "tpot=0.08")
+    assert texts_of("least-memory", {}) == ("least-memory",)
+    assert texts_of("max-goodput", {}) == ()
+
+
+def test_the_download_holds_what_the_command_prints(small: str) -> None:
+    app = searched(opened(small))
+
+    document = json.loads(json.dumps(shown(app).as_json(), default=str))
+
+    assert document["goal"] == "no preemption"
+    assert document["answers"][0]["option"]["recordings"]
+    assert what_if_state.MODE not in document["answers"][0]["option"]["changes"]
