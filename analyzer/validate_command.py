@@ -30,9 +30,10 @@ from traces.replay import workload_of
 from traces.workload import Workload
 
 if TYPE_CHECKING:
-    from engine.calibrate import Calibration
-    from engine.calibrate_samples import Source
+    from engine.calibrate_rates import Machine
+    from engine.calibrate_samples import Source, Steps
     from engine.config import EngineSettings
+    from engine.devices import DeviceSpec
 
 OWN_CLOCKS = ("modelled", "step", "latency")
 OURS = "This recording is the simulator's own: it needs no validation."
@@ -152,7 +153,6 @@ def calibrate_on(
 
     Raises: RecordingError, SettingsError where the recording does not calibrate, with the reason.
     """
-    from engine.calibrate import calibrate_sources
     from engine.devices import load_device
 
     def told(done: float, text: str) -> bool:
@@ -162,35 +162,127 @@ def calibrate_on(
 
     if told(0.2, "reading what its steps computed"):
         return None
-    source = _samples(recording, cancelled)
+    samples = _samples(recording, planned, cancelled)
     base = load_device(planned.settings.device, warn=False)
-    if told(0.35, f"fitting to {len(source.steps):,} steps"):
+    if told(0.35, f"fitting to {len(samples.steps):,} steps"):
         return None
-    done = calibrate_sources([source], base, bootstraps=0)
+    done = samples.fit(base)
     if told(0.55, "fitting to the first half, to judge on the second"):
         return None
     held_out, why_not = None, ""
     middle = _middle_s(recording)
-    try:
-        first = calibrate_sources([_before(source, recording, middle)], base, bootstraps=0)
-        held_out = _second_half(recording, planned, first, middle, say, cancelled)
-    except KVReplayError as error:
-        why_not = f"the first half alone does not calibrate: {error}"
+    with tempfile.TemporaryDirectory(prefix="kv-replay-") as scratch:
+        try:
+            first = samples.before(_last_step(recording, middle)).fit(base, like=done)
+            device = first.write(Path(scratch) / "first-half.json")
+            held_out = _second_half(
+                recording, planned, device, Path(scratch), middle, say, cancelled
+            )
+        except KVReplayError as error:
+            why_not = f"the first half alone does not calibrate: {error}"
     if cancelled is not None and cancelled():
         return None
-    errors = tuple(f.errors.median for f in done.folds if f.errors is not None)
-    done.write(out, overwrite=True)
-    return Calibrated(out, held_out, why_not, errors, done.caution)
+    done.write(out)
+    return Calibrated(out, held_out, why_not, done.step_errors, done.caution)
 
 
-def _samples(recording: Recording, cancelled: Cancelled | None) -> Source:
-    """What the recording says of its device; of a live vLLM, what follows from deciding it again."""
-    from engine.calibrate_live import live_source
+@dataclass(frozen=True)
+class _Fitted:
+    """A device and how it was come by. step_errors: medians on steps that were left out; caution: a
+    sentence; full: every number was fitted, not only scales of the base's."""
+
+    document: dict[str, Any]
+    step_errors: tuple[float, ...]
+    caution: str
+    full: bool
+
+    def write(self, path: Path) -> Path:
+        """Write the device file. Raises SettingsError."""
+        from engine.calibrate_report import to_json
+
+        text = to_json(self.document) if self.full else json.dumps(self.document, indent=1)
+        try:
+            path.write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise SettingsError(
+                f"{path.name}: cannot be written ({error.strerror})."
+            ) from error
+        return path
+
+
+@dataclass(frozen=True)
+class _Samples:
+    """Steps of a recording, to be fitted. source: for a fit of every number, None where that is
+    refused, for the reason in `refusal`."""
+
+    label: str
+    steps: Steps
+    machine: Machine
+    source: Source | None
+    refusal: str
+
+    def before(self, last: int) -> _Samples:
+        """The steps up to that one."""
+        steps = self.steps.take(self.steps.step <= last)
+        source = None if self.source is None else replace(self.source, steps=steps)
+        return replace(self, steps=steps, source=source)
+
+    def fit(self, base: DeviceSpec, like: _Fitted | None = None) -> _Fitted:
+        """Every number of the device, or where the steps do not tell them apart four scales of the base's.
+
+        like: a fit of the same kind as that one. Raises SettingsError for too few steps.
+        """
+        from engine.calibrate import calibrate_sources
+        from engine.calibrate_rates import fit_rates
+
+        refusal = self.refusal
+        if self.source is not None and (like is None or like.full):
+            try:
+                done = calibrate_sources([self.source], base, bootstraps=0)
+            except SettingsError as error:
+                if like is not None:
+                    raise
+                refusal = str(error)
+            else:
+                errors = tuple(f.errors.median for f in done.folds if f.errors is not None)
+                return _Fitted(done.document(), errors, done.caution, True)
+        rates = fit_rates(self.steps, self.machine, base)
+        scales = ", ".join(f"{name} x {scale:.2f}" for name, scale in rates.scales.items())
+        caution = f"Only scales of {base.name} were fitted ({scales}; step times then off by {100 * rates.error:.1f} % in the median): {refusal}"
+        return _Fitted(rates.document(self.label), (), caution, False)
+
+
+def _samples(recording: Recording, planned: Plan, cancelled: Cancelled | None) -> _Samples:
+    """What the recording says of its device; of a live vLLM, what follows from deciding it again.
+
+    Raises RecordingError for times that were not measured, or steps that nothing is known of.
+    """
+    from engine.calibrate_live import live_source, live_steps
+    from engine.calibrate_rates import Machine
     from engine.calibrate_samples import read_source
+    from engine.models import load_model
 
-    if recording.meta.executor == "vllm":
-        return live_source(recording, cancelled)
-    return read_source(recording.root)
+    s = planned.settings
+    if s.pipeline_parallel_size > 1:
+        raise SettingsError(
+            f"{recording.label}: the run used pipeline stages, and calibration knows steps of one stage only. Simulate it on the preset that is nearest."
+        )
+    machine = Machine(
+        load_model(s.model),
+        s.tensor_parallel_size,
+        s.kv_cache_dtype,
+        s.weight_dtype,
+        s.block_size,
+    )
+    if recording.meta.executor != "vllm":
+        source = read_source(recording.root)
+        return _Samples(recording.label, source.steps, machine, source, "")
+    try:
+        source = live_source(recording, cancelled)
+    except KVReplayError as error:
+        steps, _ = live_steps(recording, cancelled)
+        return _Samples(recording.label, steps, machine, None, str(error))
+    return _Samples(recording.label, source.steps, machine, source, "")
 
 
 def _middle_s(recording: Recording) -> float:
@@ -199,38 +291,31 @@ def _middle_s(recording: Recording) -> float:
     return float(arrivals[len(arrivals) // 2] - arrivals[0]) if len(arrivals) else 0.0
 
 
-def _before(source: Source, recording: Recording, middle_s: float) -> Source:
-    """The steps that began before that time after the first arrival."""
+def _last_step(recording: Recording, middle_s: float) -> int:
+    """The last step that began before that time after the first arrival; -1 for none."""
     start = float(recording.requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
     steps = recording.steps
     last = steps.filter(steps["t_start_s"] < start + middle_s)["step"].max()
-    early = source.steps.step <= (last if isinstance(last, int) else -1)
-    return replace(source, steps=source.steps.take(early))
+    return last if isinstance(last, int) else -1
 
 
 def _second_half(
     recording: Recording,
     planned: Plan,
-    first: Calibration,
+    device: Path,
+    scratch: Path,
     middle_s: float,
     say: Say | None,
     cancelled: Cancelled | None,
 ) -> Validation | None:
-    with tempfile.TemporaryDirectory(prefix="kv-replay-") as scratch:
-        device = first.write(Path(scratch) / "first-half.json")
-        again = replace(planned, settings=planned.settings.with_(device=str(device)))
-        simulate_plan(
-            again,
-            Path(scratch) / "run",
-            say,
-            cancelled,
-            "simulating the second half",
-            (0.7, 0.85),
-        )
-        if cancelled is not None and cancelled():
-            return None
-        with open_recording(Path(scratch) / "run") as simulated:
-            return validate(recording, simulated, since_s=middle_s)
+    """Errors on what came after that time, of a simulation on this device; None: cancelled."""
+    again = replace(planned, settings=planned.settings.with_(device=str(device)))
+    stage = "simulating the second half"
+    simulate_plan(again, scratch / "run", say, cancelled, stage, (0.7, 0.85))
+    if cancelled is not None and cancelled():
+        return None
+    with open_recording(scratch / "run") as simulated:
+        return validate(recording, simulated, since_s=middle_s)
 
 
 def run(arguments: argparse.Namespace) -> int:

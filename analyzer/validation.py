@@ -119,9 +119,10 @@ class Validation:
         graded = [c for c in self.checks if c.grade is not None and c.name in HEADLINES]
         if not graded:
             return "Nothing was recorded by which the simulator could be judged."
-        first, *others = (f"{_apart(c)} on {_spoken(c)}" for c in _said(graded))
         if self.grade == "poor":
-            return f"Simulator off by {', '.join([first, *others])}."
+            bad = [c for c in _said(graded) if c.grade != "good"] or graded[:1]
+            return f"Simulator off by {', '.join(f'{_apart(c)} on {_spoken(c)}' for c in bad)}."
+        first, *others = (f"{_apart(c)} on {_spoken(c)}" for c in _said(graded))
         return f"Simulator within {', '.join([_of_this(first), *others])}."
 
 

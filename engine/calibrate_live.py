@@ -16,7 +16,7 @@ import numpy as np
 import polars as pl
 
 from engine.calibrate_metadata import Setup, machine_of
-from engine.calibrate_samples import Copies, Source, clean_steps, digest_of
+from engine.calibrate_samples import Copies, Source, Steps, clean_steps, digest_of
 from engine.core.state import State
 from engine.models import load_model
 from engine.replay import settings_of
@@ -38,9 +38,34 @@ def live_source(recording: Recording, cancelled: Callable[[], bool] | None = Non
     or is split over devices, and where the steps come out otherwise than recorded.
     """
     meta, label = recording.meta, recording.label
-    if meta.clock != "measured":
-        raise RecordingError(label, "", "its times were not measured", _REMEDY)
     setup = _setup(recording)
+    steps, dropped = live_steps(recording, cancelled)
+    none = np.empty(0)
+    digest = digest_of(recording)
+    return Source(
+        label=label,
+        digest=digest,
+        workload=str(meta.workload_digest or digest),
+        workload_name=str(meta.workload.get("name") or label),
+        machine=machine_of(meta),
+        software={k: v for k, v in meta.software.items() if isinstance(v, (str, int))},
+        setup=setup,
+        steps=steps,
+        copies=Copies(none.astype(bool), none, none, none, none),
+        dropped=dropped,
+    )
+
+
+def live_steps(
+    recording: Recording, cancelled: Callable[[], bool] | None = None
+) -> tuple[Steps, dict[str, int]]:
+    """Clean steps with what they computed, and how many were left out for which reason.
+
+    Raises: RecordingError for times that were not measured, and where the steps come out otherwise.
+    """
+    label = recording.label
+    if recording.meta.clock != "measured":
+        raise RecordingError(label, "", "its times were not measured", _REMEDY)
     frame = recording.steps.drop(c for c in _COLUMNS if c in recording.steps.columns)
     agreed = _work(recording, cancelled)
     joined = frame.join(agreed, on="step", how="left", maintain_order="left")
@@ -58,21 +83,7 @@ def live_source(recording: Recording, cancelled: Callable[[], bool] | None = Non
     joined = joined.with_columns(
         pl.when(same.fill_null(False)).then(pl.col(c)).alias(c) for c in _COLUMNS
     )
-    steps, dropped = clean_steps(joined)
-    none = np.empty(0)
-    digest = digest_of(recording)
-    return Source(
-        label=label,
-        digest=digest,
-        workload=str(meta.workload_digest or digest),
-        workload_name=str(meta.workload.get("name") or label),
-        machine=machine_of(meta),
-        software={k: v for k, v in meta.software.items() if isinstance(v, (str, int))},
-        setup=setup,
-        steps=steps,
-        copies=Copies(none.astype(bool), none, none, none, none),
-        dropped=dropped,
-    )
+    return clean_steps(joined)
 
 
 def _setup(recording: Recording) -> Setup:

@@ -20,6 +20,7 @@ from analyzer.validation import (
     validate,
     validate_estimate,
 )
+from engine.devices import load_device
 from tests.validation_worlds import machine_run, seen
 from traces.recording import open_recording
 
@@ -207,6 +208,31 @@ def test_the_right_device_is_good_and_the_preset_is_not(machine: Path, tmp_path:
     assert device.held_out.grade == "good"
     assert device.held_out.num_requests == 80  # of 160: those that the fit has not seen
     assert max(device.step_errors) < 0.05
+
+
+def test_experts_on_two_gpus_are_calibrated_by_scales_of_the_device(tmp_path: Path) -> None:
+    slower = {"memory_bytes_per_s": 864e9 / 2, "peak_flops": 362e12 / 3}
+    path = machine_run(
+        tmp_path / "run", 300, span_s=30, slower=slower, model="qwen3-30b-a3b", device="l40s", kv_tokens=200_000,
+        tensor_parallel_size=2, kv_cache_dtype="auto", weight_dtype="auto", max_num_seqs=64, max_num_batched_tokens=1_024,
+    )  # fmt: skip
+
+    with open_recording(path) as recording:
+        planned = plan(recording)
+        simulate_plan(planned, tmp_path / "preset")
+        done = calibrate_on(recording, planned, tmp_path / "device.json")
+        with open_recording(tmp_path / "preset") as simulated:
+            before = validate(recording, simulated)
+
+    assert before.grade == "poor"
+    assert done is not None
+    assert "tensor parallelism 2" in done.caution
+    assert "Only scales of l40s were fitted" in done.caution
+    assert done.held_out is not None
+    assert done.held_out.grade == "good"
+    device = load_device(done.path)
+    assert device.memory_bytes_per_s == pytest.approx(432e9, rel=0.03)
+    assert device.peak_flops == pytest.approx(362e12 / 3, rel=0.05)
 
 
 def test_a_simulated_recording_is_its_own_truth(machine: Path) -> None:

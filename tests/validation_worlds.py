@@ -57,31 +57,40 @@ def seen(
     return write(folder, steps=steps, requests=make_requests(requests), meta=said)
 
 
-def machine_run(folder: Path, num_requests: int = 160, seed: int = 0) -> Path:
-    """A measured recording of a CPU that is slower than the preset its metadata names."""
+def machine_run(
+    folder: Path,
+    num_requests: int = 160,
+    seed: int = 0,
+    *,
+    span_s: float = 400,
+    slower: dict[str, float] = SLOWER,
+    **settings: Any,
+) -> Path:
+    """A measured recording of a machine that is slower than the preset its metadata names: a CPU, unless
+    settings say otherwise. span_s: in which the requests come."""
     random = np.random.default_rng(seed)
     workload = make_workload(
         {
-            "arrival_s": np.sort(random.uniform(0, 400, num_requests)),
+            "arrival_s": np.sort(random.uniform(0, span_s, num_requests)),
             "prompt_tokens": random.integers(8, 600, num_requests),
             "output_tokens": random.integers(2, 40, num_requests),
         },
         name="machine",
         report=ReadReport("hand"),
     )
-    settings = EngineSettings(
-        kv_tokens=4_096,
-        model="smollm2-135m",
-        device="cpu",
-        kv_cache_dtype="float32",
-        weight_dtype="float32",
-        max_num_seqs=12,
-        max_num_batched_tokens=256,
-        enable_prefix_caching=False,
-        cost_overrides=SLOWER,
-    )
+    given = {
+        "kv_tokens": 4_096,
+        "model": "smollm2-135m",
+        "device": "cpu",
+        "kv_cache_dtype": "float32",
+        "weight_dtype": "float32",
+        "max_num_seqs": 12,
+        "max_num_batched_tokens": 256,
+        "enable_prefix_caching": False,
+    }
+    chosen = EngineSettings(**{**given, **settings, "cost_overrides": slower})
     made = folder.with_name(folder.name + "-made")
-    simulate(workload, settings, made)
+    simulate(workload, chosen, made)
     with open_recording(made) as recording:
         meta = dict(recording.meta)
         meta |= {"executor": "vllm", "clock": "measured"}
