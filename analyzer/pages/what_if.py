@@ -39,7 +39,7 @@ _STYLE = """
 .kv-what-if .kv-b { font-size: 1.2rem; white-space: nowrap; }
 .kv-what-if .kv-a { font-size: 0.8rem; white-space: nowrap; overflow: hidden; text-overflow: ellipsis; }
 .kv-what-if .kv-change { font-size: 0.8rem; white-space: normal; }
-[data-testid="stMain"] h3 { font-size: 1.15rem; padding: 0.6rem 0 0.5rem; }
+[data-testid="stMain"] [data-testid="stHeading"] h2, [data-testid="stMain"] h3 { font-size: 1.15rem; padding: 0.6rem 0 0.5rem; }
 @media (max-width: 640px) {
 .st-key-lever_grid { grid-template-columns: 1fr 1fr; gap: 0.3rem 0.9rem; }
 .kv-what-if { grid-template-columns: 1fr 1fr; }
@@ -60,7 +60,7 @@ def _body(opened: Opened) -> None:
     bench = bench_of(opened)
     if bench is None:
         return
-    what_if_state.belongs_to(f"{opened.a.ref}\0{opened.a.stamp}")
+    what_if_state.belongs_to("\0".join(sorted((opened.pair.a, opened.pair.b))))
     for said in what_if_state.nonsense():
         st.warning(plain(f"The link asks for {said} Left out."), icon=":material/link_off:")
     modes = what_if_state.policies(bench.modes)

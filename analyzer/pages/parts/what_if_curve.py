@@ -48,7 +48,7 @@ def curve_section(
     bench: Bench, result: Result, settings: Mapping[str, Setting], bounds: Mapping[str, float]
 ) -> None:
     """Which lever, which figure, and the curve."""
-    st.subheader("Along one lever", anchor=False)
+    st.header("Along one lever", anchor=False)
     offered = [n for n in settings if not bench.idle(n, result.modes, result.changes)]
     last = next((n for n in reversed(list(result.changes)) if n in offered), offered[0])
     figures = [m for m in FIGURES if m != "goodput_rps" or bounds]

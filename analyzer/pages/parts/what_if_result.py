@@ -122,7 +122,7 @@ def memory_section(bench: Bench, result: Result) -> None:
     """Where a device's memory goes, before and after, and how many requests fit into the pool."""
     from engine.memory_parts import memory_parts
 
-    st.subheader("Memory", anchor=False)
+    st.header("Memory", anchor=False)
     base = now = None
     with guarded():
         base = memory_parts(bench.base)
@@ -206,7 +206,7 @@ def flags_section(bench: Bench, result: Result) -> None:
     """What to paste behind `vllm serve`, and what has no flag."""
     if not result.changes:
         return
-    st.subheader("To apply it", anchor=False)
+    st.header("To apply it", anchor=False)
     mode = next((m for m in result.modes if m == "offload"), result.modes[0])
     flags = flag_line(result.changes, {**bench.facts.settings, MODE: mode})
     if flags:
@@ -223,11 +223,12 @@ def proofs_section(result: Result) -> None:
     ran = {m: o for m, o in result.now.items() if not o.refused}
     if not ran:
         return
-    st.subheader("The recordings behind it", anchor=False)
+    st.header("The recordings behind it", anchor=False)
     base = result.base[result.modes[0]]
     with st.container(horizontal=True, gap="small", key="proofs"):
         single = [o for o in (base, *ran.values()) if len(o.recordings) == 1]
-        if result.changes and len(single) == 1 + len(ran):
+        is_same_load = "rate_scale" not in result.changes  # else they are two workloads
+        if result.changes and is_same_load and len(single) == 1 + len(ran):
             refs = dict(zip("abc", (_ref(o) for o in single), strict=False))
             st.link_button(
                 f"Compare: A base {result.modes[0]}, " + ", ".join(f"{s} {m}" for s, m in zip("BC", ran, strict=False)),
