@@ -230,19 +230,25 @@ def _recompute_delay(table: pl.DataFrame, steps: pl.DataFrame) -> np.ndarray:
     rows, begins, ends = _laid_out(table, steps)
     if not len(rows):
         return out
-    again = steps["recomputed_tokens"].to_numpy().astype(np.float64)
-    total = again + steps["prefill_tokens"].to_numpy() + steps["decode_tokens"].to_numpy()
-    share = np.divide(again, total, out=np.zeros_like(again), where=total > 0)
-    busy = np.maximum(steps["duration_s"].to_numpy() - steps["stall_s"].to_numpy(), 0.0)
-    others = np.maximum(steps["num_running"].to_numpy() - 1, 0)
-    upto_tokens = np.concatenate([[0.0], np.cumsum(again)])
-    upto_delay = np.concatenate([[0.0], np.cumsum(share * busy * others)])
-    grown = np.append(
-        np.flatnonzero(again > 0), len(again)
-    )  # np.interp needs increasing tokens
-    x, y = upto_tokens[grown], upto_delay[grown]
+    number, again = _recomputing(steps)  # nothing else has a share
+    own = steps.select(
+        "prefill_tokens", "decode_tokens", "duration_s", "stall_s", "num_running"
+    )[number]
+    total = again + own["prefill_tokens"].to_numpy() + own["decode_tokens"].to_numpy()
+    busy = np.maximum(own["duration_s"].to_numpy() - own["stall_s"].to_numpy(), 0.0)
+    others = np.maximum(own["num_running"].to_numpy() - 1, 0)
+    x, y = (
+        np.concatenate([[0.0], np.cumsum(v)]) for v in (again, again / total * busy * others)
+    )
     out[rows] = np.interp(ends, x, y) - np.interp(begins, x, y)
     return out
+
+
+def _recomputing(steps: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Rows of the steps that recomputed tokens, and how many each: of many steps these are few."""
+    again = steps["recomputed_tokens"].to_numpy()
+    rows = np.flatnonzero(again > 0)
+    return rows, again[rows].astype(np.float64)
 
 
 def _laid_out(
@@ -258,10 +264,11 @@ def _laid_out(
     if not len(rows) or steps.is_empty():
         return rows[:0], np.empty(0), np.empty(0)
     rows = rows[np.argsort(back.to_numpy()[rows], kind="stable")]
-    again = steps["recomputed_tokens"].to_numpy().astype(np.float64)
+    number, again = _recomputing(steps)
     upto = np.concatenate([[0.0], np.cumsum(again)])
     work = table["recomputed_tokens"].to_numpy()[rows].astype(np.float64)
-    earliest = upto[np.searchsorted(steps["step"].to_numpy(), back.to_numpy()[rows])]
+    came = np.searchsorted(steps["step"].to_numpy(), back.to_numpy()[rows])
+    earliest = upto[np.searchsorted(number, came)]
     done = np.cumsum(work)
     ends = done + np.maximum.accumulate(earliest - (done - work))
     return rows, ends - work, ends
@@ -274,9 +281,10 @@ def recompute_steps(table: pl.DataFrame, steps: pl.DataFrame) -> pl.DataFrame:
     first, last = (np.full(table.height, -1, dtype=np.int64) for _ in range(2))
     rows, begins, ends = _laid_out(table, steps)
     if len(rows):
-        upto = np.cumsum(steps["recomputed_tokens"].to_numpy().astype(np.float64))
-        inside = ends <= upto[-1]
-        number = steps["step"].to_numpy()
+        of_step, again = _recomputing(steps)
+        upto = np.cumsum(again)
+        inside = ends <= (upto[-1] if len(upto) else 0.0)
+        number = steps["step"].to_numpy()[of_step]
         first[rows[inside]] = number[np.searchsorted(upto, begins[inside], side="right")]
         last[rows[inside]] = number[np.searchsorted(upto, ends[inside], side="left")]
     found = pl.DataFrame({"again_first_step": first, "again_last_step": last})
@@ -287,8 +295,8 @@ def _copy_delay(table: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame) 
     """stalled_s and induced_s of each row of `table`: how long its copies stopped the engine, and
     the request-seconds that others lost by that."""
     moved = pl.col("swap_out_bytes") + pl.col("swap_in_bytes")
-    per_step = steps.select(
-        "step", "num_running", per_byte=pl.when(moved > 0).then(pl.col("stall_s") / moved)
+    per_step = steps.filter(moved > 0).select(
+        "step", "num_running", per_byte=pl.col("stall_s") / moved
     )
     # a request on its way in runs in that step already, and is not one of the others
     others = (

@@ -70,22 +70,29 @@ def token_gaps(requests: pl.DataFrame, events: pl.DataFrame, steps: pl.DataFrame
     )
     if done.is_empty() or steps.is_empty():
         return TokenGaps(np.empty(0), np.empty(0, np.int64), 0, 0.0)
-    ends = np.maximum.accumulate((steps["t_start_s"] + steps["duration_s"]).to_numpy())
+    ends = np.add(steps["t_start_s"].to_numpy(), steps["duration_s"].to_numpy())
+    np.maximum.accumulate(ends, out=ends)
     n = len(ends)
     done = done.with_columns(
         first=_step_of(ends, done["first_token_s"]), last=_step_of(ends, done["finish_s"])
     )
     away, back = _pauses(done, events, steps["step"].to_numpy())
-    plain = _spans(done["first"].to_numpy() + 1, done["last"].to_numpy() + 1, n) - _spans(
-        away, back + 1, n
-    )
+    spans = done["first"].to_numpy() + 1, done["last"].to_numpy() + 1
+    plain = _covered(n, spans, (away, back + 1))
     if done.height == yielding.height:
-        missed = plain + np.bincount(back, minlength=n)[:n] - steps["decode_tokens"].to_numpy()
-        plain, waited, served = _take_out_waits(plain, np.maximum(missed, 0))
+        missed = plain.copy()
+        np.add.at(missed, back, 1)
+        missed -= steps["decode_tokens"].to_numpy()
+        plain, waited, served = _take_out_waits(plain, np.maximum(missed, 0, out=missed))
         away, back = np.concatenate([away, waited]), np.concatenate([back, served])
+    lengths = np.zeros(n + len(away))
+    np.subtract(ends[1:], ends[:-1], out=lengths[1:n])
+    lengths[n:] = ends[back] - ends[away - 1]
+    weights = np.ones(n + len(away), np.int32)
+    np.maximum(plain, 0, out=weights[:n])
     return TokenGaps(
-        lengths_s=np.concatenate([np.diff(ends, prepend=ends[0]), ends[back] - ends[away - 1]]),
-        weights=np.concatenate([np.maximum(plain, 0), np.ones(len(away), np.int64)]),
+        lengths_s=lengths,
+        weights=weights,
         num_gaps=int(done["gaps"].sum()),
         total_s=float((done["finish_s"] - done["first_token_s"]).sum()),
     )
@@ -98,10 +105,15 @@ def _step_of(ends: np.ndarray, times: pl.Series) -> pl.Series:
     return pl.Series(np.minimum(row, len(ends) - 1))
 
 
-def _spans(starts: np.ndarray, stops: np.ndarray, n: int) -> np.ndarray:
-    """How many of the spans [start, stop) cover each of n rows."""
-    change = np.bincount(starts, minlength=n + 2) - np.bincount(stops, minlength=n + 2)
-    return np.cumsum(change)[:n]
+def _covered(
+    n: int, spans: tuple[np.ndarray, np.ndarray], gaps: tuple[np.ndarray, np.ndarray]
+) -> np.ndarray:
+    """How many of the spans [start, stop) cover each of n rows, less the gaps that do. [n], int32."""
+    change = np.zeros(n + 2, np.int32)
+    for (starts, stops), one in ((spans, 1), (gaps, -1)):
+        np.add.at(change, starts, one)
+        np.subtract.at(change, stops, one)
+    return np.cumsum(change, out=change)[:n]
 
 
 def _pauses(
@@ -151,11 +163,20 @@ def _take_out_waits(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Plain gaps per step without those that are part of a wait, and the waits' first and last row.
 
-    missed [n]: requests in decode that got no token in each step.
+    missed [n]: requests in decode that got no token in each step. Alters `plain`.
     """
-    change = np.diff(missed, prepend=0)
-    begins, ended = np.maximum(change, 0), np.maximum(-change, 0)
-    rows = np.arange(len(missed))
-    waited, served = np.repeat(rows, begins), np.repeat(rows, ended)
+    begins, ended = missed.copy(), np.zeros_like(missed)
+    begins[1:] -= missed[:-1]
+    np.negative(np.minimum(begins, 0, out=ended), out=ended)
+    np.maximum(begins, 0, out=begins)
+    waited, served = (_repeated(counts) for counts in (begins, ended))
     waited = waited[: len(served)]  # who waits at the very end never yields
-    return plain - missed - ended, waited, served
+    plain -= missed
+    plain -= ended
+    return plain, waited, served
+
+
+def _repeated(counts: np.ndarray) -> np.ndarray:
+    """Each row so many times as it counts."""
+    rows = np.flatnonzero(counts)
+    return np.repeat(rows, counts[rows])
