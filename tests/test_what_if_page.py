@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from streamlit.testing.v1 import AppTest
 
 from analyzer.pages.parts import store as store_module
-from analyzer.pages.parts import what_if_state
+from analyzer.pages.parts import what_if_bench, what_if_run, what_if_state
 from analyzer.pages.parts.store import Store
 from engine.simulator import simulate
 from tests.engine_builders import make_request, make_settings, make_trace
@@ -269,6 +270,41 @@ def test_the_url_s_text_is_read_as_the_lever_s_kind(name: str, text: str, value:
     assert found == value
     assert type(found) is type(value)
     assert what_if_state.parse(name, what_if_state.text_of(found)) == value
+
+
+def test_a_long_run_shows_how_far_it_is_and_can_be_cancelled(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = opened(small)
+    before = cards(app)
+
+    def endless(
+        bench: Any, changes: Any, mode: str, bounds: Any, say: Any, cancelled: Any
+    ) -> None:
+        say(0.4, "10 steps")
+        while not cancelled():
+            time.sleep(0.01)
+
+    real = what_if_bench.Bench._run
+    monkeypatch.setattr(what_if_bench.Bench, "_run", endless)
+    monkeypatch.setattr(what_if_run, "FIRST_WAIT_S", 0.3)
+    app.select_slider(key="wi_num_gpu_blocks").set_value(40)
+    app.run()
+    no_fault(app)
+    assert "What is shown below is still the last result" in texts(app)
+    assert cards(app) == before
+
+    app.button(key="cancel_what_if").click()
+    app.run()
+
+    no_fault(app)
+    assert "Cancelled. What is shown below is the last result." in texts(app)
+    assert cards(app) == before
+    assert dict(app.query_params)["num_gpu_blocks"] == "40"
+    monkeypatch.setattr(what_if_bench.Bench, "_run", real)
+    app.button(key="what_if_again").click()
+    settled(app.run())
+    assert "▼ 100 % better" in cards(app)["Preemptions"]
 
 
 def test_the_curve_marks_where_preemption_ends_and_has_its_data(small: str) -> None:
