@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from analyzer import column as column_module
+from analyzer import stats
 from analyzer.align import means_on_grid, on_grid, sums_on_grid
 from analyzer.column import Area, Column, Groups, group_size
 from analyzer.downsample import bucket_sums, downsample, sums_in_buckets, thin
@@ -198,3 +199,21 @@ def test_an_empty_column_has_no_sums_and_nothing_great() -> None:
     assert column.sum(0, 0) == 0
     assert np.isnan(sums_on_grid(np.empty(0), column, np.array([0.0, 1.0]))).all()
     assert np.isnan(means_on_grid(Area(column, np.empty(0)), np.array([0.0, 1.0]))).all()
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_percentiles_of_a_long_weighted_sample_are_those_of_it_written_out(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stats, "_PIECE", 100)
+    rng = np.random.default_rng(seed)
+    n = int(rng.integers(1, 1_000))
+    values = rng.choice([-2.0, -0.0, 0.0, 1e-300, 0.025, 0.0250001, 3e5], n) * rng.random(n)
+    weights = rng.integers(0, 4, n).astype(np.int32)
+    weights[int(rng.integers(n))] = 1
+    shares = (0.0, 0.5, 0.9, 0.99, 1.0)
+
+    found = stats.weighted_percentiles(values, weights, shares)
+
+    wanted = np.quantile(np.repeat(values, weights), shares)
+    np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=0)
