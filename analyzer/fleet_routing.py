@@ -6,7 +6,7 @@ modelled, and goals. Runs are made elsewhere and handed in as functions.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,6 +62,12 @@ class Variant:
     @property
     def title(self) -> str:
         return _SHORT[self.key]
+
+
+def how_known(clocks: Iterable[str | None]) -> str:
+    """ "measured", "modelled", or both: how the times of recordings with these clocks are known."""
+    kinds = {"measured" if clock == "measured" else "modelled" for clock in clocks}
+    return " and ".join(sorted(kinds))
 
 
 def in_sentence(rule: str) -> str:

@@ -63,7 +63,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 def route(arguments: argparse.Namespace) -> int:
     """Simulate, compare and print; returns the exit code 0. Raises KVReplayError."""
     from analyzer.fleet_figures import figures_of_folder, fleet_figures
-    from analyzer.fleet_routing import AS_RECORDED, RECORDED, Variant
+    from analyzer.fleet_routing import AS_RECORDED, RECORDED, Variant, how_known
     from analyzer.fleet_series import read_fleet
     from engine.fleet_trials import FleetTrials, settings_of_ranks
     from traces.errors import SettingsError
@@ -75,7 +75,7 @@ def route(arguments: argparse.Namespace) -> int:
     requests = requests_of(series.clock, series.label)
     settings = settings_of_ranks(requests)
     replicas = len(settings) if arguments.replicas is None else arguments.replicas
-    how = "measured" if any(m.clock == "measured" for m in requests.metas) else "modelled"
+    how = how_known(m.clock for m in requests.metas)
     with _folder(arguments.out) as root, _progress() as report:
         trials = FleetTrials(requests, settings, lambda id_: root / id_)
 

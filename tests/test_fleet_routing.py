@@ -19,6 +19,7 @@ from analyzer.fleet_routing import (
     TTFT_P99,
     Goal,
     Variant,
+    how_known,
     replicas_needed,
     routing_table,
     say_fit,
@@ -249,6 +250,11 @@ def test_what_the_rule_changes_in_a_sentence() -> None:
         "Least outstanding KV tokens against the recorded split: preemptions 8 -> 0, TTFT p99 9.00 s -> 500 ms, "
         "output tokens per second 100 -> 100, imbalance 2 -> 1.10."
     )
+
+
+def test_fleets_of_both_kinds_say_both() -> None:
+    assert how_known(["modelled", "measured", None]) == "measured and modelled"
+    assert how_known(["latency"]) == "modelled"
 
 
 def test_how_far_the_simulator_is_from_the_recording() -> None:

@@ -34,7 +34,7 @@ from traces.errors import RecordingError
 
 _STYLE = """
 <style>
-[data-testid="stMain"] h2 { font-size: 1.35rem; padding: 0.8rem 0 0; }
+[data-testid="stMain"] h2 { font-size: 1.35rem; padding: 0.8rem 0 0.35rem; }
 [data-testid="stMain"] .kv-card h2 { font-size: 0.82rem; padding: 0; overflow: hidden; text-overflow: ellipsis; }
 @media (max-width: 640px) { .kv-cards.kv-fleet { grid-template-columns: 1fr 1fr; } }
 .st-key-fleet_routed { padding: 0.6rem 0.9rem; }

@@ -20,6 +20,7 @@ from analyzer.fleet_routing import (
     Goal,
     Needed,
     Variant,
+    how_known,
     replicas_needed,
 )
 from analyzer.pages.parts.fleet_open import Shown, wait_for_core
@@ -92,8 +93,7 @@ def route_fleet(
     """Recorded, simulated as recorded, round-robin and the rule, side by side; None where cancelled."""
     try:
         trials = _trials(shown, store, told, cancelled)
-        metas = trials.requests.metas
-        how = "measured" if any(m.clock == "measured" for m in metas) else "modelled"
+        how = how_known(m.clock for m in trials.requests.metas)
         told(0.05, "figures of the recorded fleet")
         variants = [Variant(RECORDED, how, fleet_figures(shown.series))]
         paths: dict[str, Path] = {}
