@@ -85,7 +85,7 @@ def show_changes(changes: Mapping[str, Any], facts: Facts | None = None) -> str:
 
 def sentence_case(text: str) -> str:
     """The same with a capital letter in front, as a sentence begins."""
-    return text[:1].upper() + text[1:]
+    return text if text.startswith("vLLM") else text[:1].upper() + text[1:]
 
 
 def label_of(levers: tuple[str, ...]) -> str:
@@ -130,10 +130,10 @@ def say_answer(verdict: str, goal: Goal, base: Outcome, outcome: Outcome, facts:
 
 
 def say_effects(effects: Iterable[Effect]) -> str:
-    """'preemptions 176 -> 0, TTFT p99 17.0 -> 1.03 s': what changed by more than the noise; 'none'."""
+    """'Preemptions 176 → 0; TTFT p99 17.0 s → 1.03 s': what changed by more than the noise; 'none'."""
     said = [
         f"{label(e.metric)} {show(e.metric, e.base)} → {show(e.metric, e.now)}"
         for e in effects
         if e.word != NO_CHANGE
     ]
-    return ", ".join(said) or "none beyond 1 %"
+    return "; ".join(said) or "none beyond 1 %"
