@@ -19,67 +19,28 @@ from analyzer.pages import (
 from analyzer.pages.parts import shell
 
 st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
-PAGES = {
-    "compare": st.Page(
-        compare.page,
-        title="Compare",
-        icon=":material/compare_arrows:",
-        url_path="compare",
-        default=True,
-    ),
-    "preemptions": st.Page(
-        preemptions.page,
-        title="Preemptions",
-        icon=":material/eject:",
-        url_path="preemptions",
-    ),
-    "requests": st.Page(
-        requests.page,
-        title="Requests",
-        icon=":material/view_timeline:",
-        url_path="requests",
-    ),
-    "block-map": st.Page(
-        block_map.page,
-        title="Block map",
-        icon=":material/grid_on:",
-        url_path="block-map",
-    ),
-    "crossover": st.Page(
-        crossover.page,
-        title="Crossover",
-        icon=":material/alt_route:",
-        url_path="crossover",
-    ),
-    "diagnose": st.Page(
-        diagnose.page,
-        title="Diagnose",
-        icon=":material/stethoscope:",
-        url_path="diagnose",
-    ),
-    "what-if": st.Page(
-        what_if.page,
-        title="What-if",
-        icon=":material/tune:",
-        url_path="what-if",
-    ),
-    "sweeps": st.Page(
-        sweeps.page,
-        title="Sweeps",
-        icon=":material/grid_view:",
-        url_path="sweeps",
-    ),
-    "fleet": st.Page(
-        fleet.page,
-        title="Fleet",
-        icon=":material/hub:",
-        url_path="fleet",
-    ),
-    "report": st.Page(
-        report.page,
-        title="Report",
-        icon=":material/ios_share:",
-        url_path="report",
-    ),
-}
-shell.run(st.navigation(list(PAGES.values()), position="top"), PAGES)
+# Title, icon and function of each page, in the order of the navigation.
+PAGES = (
+    ("Compare", "compare_arrows", compare.page),
+    ("Preemptions", "eject", preemptions.page),
+    ("Requests", "view_timeline", requests.page),
+    ("Block map", "grid_on", block_map.page),
+    ("Fleet", "hub", fleet.page),
+    ("Diagnose", "stethoscope", diagnose.page),
+    ("What-if", "tune", what_if.page),
+    ("Crossover", "alt_route", crossover.page),
+    ("Sweeps", "grid_view", sweeps.page),
+    ("Report", "ios_share", report.page),
+)
+shown = [
+    st.Page(
+        page,
+        title=title,
+        icon=f":material/{icon}:",
+        url_path=title.lower().replace(" ", "-"),
+        default=title == "Compare",
+    )
+    for title, icon, page in PAGES
+]
+by_path = {p.title.lower().replace(" ", "-"): p for p in shown}
+shell.run(st.navigation(list(shown), position="top"), by_path)
