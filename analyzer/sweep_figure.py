@@ -20,6 +20,7 @@ from analyzer.words import LABELS
 from traces.sweep_schema import FIGURE
 
 MAX_LINES = 7
+LOG_FROM = 30.0  # times that differ so much are drawn on a logarithmic scale
 MAX_WRITTEN = 150  # cells of a heat map with their value in them
 _ROW_PX = 38
 _TEXT = 24  # characters of a value on an axis
@@ -33,7 +34,7 @@ SETTINGS = {
     "block_size": "Block size (tokens)",
     "preemption_mode": "Preemption",
     "host_gib": "Host memory (GiB)",
-    "rate_scale": "Arrival rate (times the trace's)",
+    "rate_scale": "Arrival rate (×)",
     "window": "Window (s)",
     "max_requests": "Requests",
     "tensor_parallel_size": "Tensor parallel size",
@@ -111,7 +112,7 @@ def heat_map(found: Heat, x: str, y: str, figure: str, theme: Theme) -> go.Figur
     """A field for each pair of values, the figure written in it; why not where nothing ran."""
     unit, factor = _axis_unit(figure)
     xs, ys = ([html.escape(level_label(v)) for v in levels] for levels in (found.x, found.y))
-    z = [[None if v is None else v * factor for v in row] for row in found.values]
+    z, bar = _colours([[None if v is None else v * factor for v in row] for row in found.values], figure)  # fmt: skip
     written = len(xs) * len(ys) <= MAX_WRITTEN
     texts = [[figure_value(figure, v) if v is not None else "" for v in row] for row in found.values]  # fmt: skip
     data = {
@@ -130,7 +131,7 @@ def heat_map(found: Heat, x: str, y: str, figure: str, theme: Theme) -> go.Figur
         "xgap": 2,
         "ygap": 2,
         "colorbar": {"thickness": 12, "len": 1, "ticksuffix": f" {unit}".rstrip(), "tickformat": ",~r", "nticks": 5,
-                     "tickfont": {"size": 11, "color": theme.muted}, "outlinewidth": 0},
+                     "tickfont": {"size": 11, "color": theme.muted}, "outlinewidth": 0, **bar},
     }  # fmt: skip
     notes = [
         {"x": i, "y": j, "text": word, "showarrow": False, "font": {"size": 11, "color": theme.muted}}
@@ -140,13 +141,37 @@ def heat_map(found: Heat, x: str, y: str, figure: str, theme: Theme) -> go.Figur
     ]  # fmt: skip
     left = 26 + 6.4 * max((min(len(html.unescape(t)), _TEXT) for t in ys), default=4)
     layout = {
-        **base_layout(110 + _ROW_PX * max(len(ys), 2), theme),
-        "margin": {"l": min(left + 22, 190), "r": 10, "t": 8, "b": 62, "pad": 2},
+        **base_layout(62 + _ROW_PX * max(len(ys), 2), theme),
+        "margin": {"l": min(left + 22, 190), "r": 10, "t": 8, "b": 52, "pad": 2},
         "xaxis": {**_levels_axis(xs, theme), "title": _title(setting_label(x), theme), "range": [-0.5, len(xs) - 0.5]},
         "yaxis": {**_levels_axis(ys, theme), "title": _title(setting_label(y), theme), "range": [-0.5, len(ys) - 0.5]},
         "annotations": notes,
     }  # fmt: skip
     return go.Figure({"data": [data], "layout": layout})
+
+
+def _colours(
+    values: list[list[float | None]], figure: str
+) -> tuple[list[list[float | None]], dict[str, Any]]:
+    """(what fields are coloured by, ticks of the bar): logarithms, where times differ LOG_FROM-fold."""
+    known = [v for row in values for v in row if v is not None]
+    if not _is_log(figure, known):
+        return values, {}
+    low, high = math.log10(min(known)), math.log10(max(known))
+    ticks = [m * 10.0**e for e in range(math.floor(low), math.ceil(high) + 1) for m in (1, 3)]
+    ticks = [t for t in ticks if low <= math.log10(t) <= high]
+    bar = {
+        "tickvals": [math.log10(t) for t in ticks],
+        "ticktext": [figure_value(figure, t) for t in ticks],
+        "ticksuffix": "",
+    }
+    return [[None if v is None else math.log10(v) for v in row] for row in values], bar
+
+
+def _is_log(figure: str, values: Sequence[float]) -> bool:
+    """Whether values are times that differ too much for a scale from 0."""
+    is_time = figure.endswith("_s") and not figure.endswith("_per_s")
+    return bool(is_time and values and min(values) > 0 and max(values) > LOG_FROM * min(values))
 
 
 def _levels_axis(texts: Sequence[str], theme: Theme) -> dict[str, Any]:
@@ -335,11 +360,11 @@ def _curve(
 
 
 def _value_axis(figure: str, values: Sequence[float], theme: Theme) -> dict[str, Any]:
-    """From 0; on a logarithmic scale where times differ a hundredfold."""
-    positive = [v for v in values if v > 0]
-    is_time = figure.endswith("_s") and not figure.endswith("_per_s")
-    if is_time and positive and len(positive) == len(values) and max(positive) > 100 * min(positive):  # fmt: skip
-        return {**plain_axis(theme), "type": "log", "dtick": 1, "tickformat": ",~r"}
+    """From 0; on a logarithmic scale where times differ LOG_FROM-fold."""
+    if _is_log(figure, values):
+        # 2 and 5 between the powers of ten, where there is room
+        ticks = "D2" if max(values) < 1e3 * min(values) else 1
+        return {**plain_axis(theme), "type": "log", "dtick": ticks, "tickformat": ",~r"}
     return {**plain_axis(theme), "rangemode": "tozero", "tickformat": ",~r", "nticks": 6}
 
 

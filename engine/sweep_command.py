@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from engine.progress import before_recording
@@ -103,22 +105,47 @@ def sweep_command(args: argparse.Namespace) -> int:
         _check_count(spec, args)
         from engine.sweep import run_sweep
     try:
-        result = run_sweep(
-            spec,
-            args.out,
-            lambda s: _executor(s, args),
-            figures=FIGURES,
-            keep=args.keep,
-            retries=args.retries,
-            extend=args.extend,
-            say=_say,
-        )
-    except KeyboardInterrupt:
-        raise KeyboardInterrupt(
+        with _sigterm_stops():
+            result = run_sweep(
+                spec,
+                args.out,
+                lambda s: _executor(s, args),
+                figures=FIGURES,
+                keep=args.keep,
+                retries=args.retries,
+                extend=args.extend,
+                say=_say,
+            )
+    except KeyboardInterrupt as stop:
+        raise type(stop)(
             f"stopped; cells that ended are in {args.out}/sweep.parquet, and the same command goes on from there"
         ) from None
     _print(result, args.json)
     return EXIT_FAILED if result.num_failed else 0
+
+
+class _Terminated(KeyboardInterrupt):
+    """SIGTERM came. exit_code: what a shell expects of a process that it ended."""
+
+    exit_code = 128 + signal.SIGTERM
+
+
+@contextmanager
+def _sigterm_stops() -> Iterator[None]:
+    """Let SIGTERM stop a sweep as Ctrl-C does, where signals can be had (the main thread)."""
+
+    def stop(number: int, frame: object) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _say(line: str) -> None:

@@ -109,7 +109,7 @@ def test_figures_compute_nothing_with_tables_of_their_own(path: Path) -> None:
     ],
 )
 def test_opening_imports_no_torch_and_no_compiler(statement: str) -> None:
-    heavy = ("torch", "numba")
+    heavy = ("torch", "numba", "ray")
     code = f"{statement}; import sys; print([m for m in {heavy!r} if m in sys.modules])"
 
     done = subprocess.run(

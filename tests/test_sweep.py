@@ -85,6 +85,15 @@ def test_another_seed_of_a_trace_that_draws_nothing_is_no_other_cell(tmp_path: P
     assert drawn.say_count() == "1 trace x 4 settings x 2 seeds = 8 cells"
 
 
+def test_the_file_in_the_documentation_is_a_sweep(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "sweeps.md").read_text(encoding="utf-8")
+
+    spec = read_spec(spec_file(tmp_path, text.split("```toml\n")[1].split("```")[0]))
+
+    assert spec.say_count() == "2 traces x 8 settings x 3 seeds = 48 cells"
+    assert len(open_trace(spec.traces[1], 0)) == 300
+
+
 BAD_SPECS = {
     "no toml": ("a = = 1", "spec.toml: not TOML: Invalid value (at line 1, column 5)"),
     "unknown section": ('gird = {}\ntraces = ["trace.jsonl"]', "unknown key 'gird'. Did you mean grid?"),
@@ -447,7 +456,10 @@ def test_a_cell_that_kills_every_process_fails_with_the_reason(
     assert rows["error"][0].startswith("its process was ended by SIGKILL")
 
 
-def test_ctrl_c_leaves_what_ended_readable_and_the_same_command_goes_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_stopped_command_leaves_what_ended_readable_and_goes_on_from_there(
+    tmp_path: Path, number: int, code: int
+) -> None:
     command = [
         sys.executable, "-m", "engine", "sweep", str(write_trace(tmp_path)), "--out", str(tmp_path / "out"),
         "--set", "block_size=4", "--set", "clock=step", "--grid", "num_gpu_blocks=5-", "--jobs", "1",
@@ -462,11 +474,11 @@ def test_ctrl_c_leaves_what_ended_readable_and_the_same_command_goes_on(tmp_path
         journal.exists() and journal.read_bytes().count(b"\n") > 3
     ):
         time.sleep(0.02)
-    running.send_signal(signal.SIGINT)
+    running.send_signal(number)
     said = running.communicate(timeout=60)[1]
 
     ended = table(tmp_path / "out").height
-    assert running.returncode == 130
+    assert running.returncode == code
     assert "stopped; cells that ended are in" in said
     assert 3 < ended < 60
     done = subprocess.run(

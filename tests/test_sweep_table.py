@@ -239,6 +239,23 @@ def test_a_map_writes_its_values_and_why_not() -> None:
     )
 
 
+def test_times_that_differ_thirtyfold_are_coloured_by_their_logarithm() -> None:
+    table = make_table(
+        rows(*((p, m, 0, "completed", 1.0, t, 0) for p, m, t in ((1, "a", 1.0), (2, "a", 10.0), (1, "b", 100.0), (2, "b", 1000.0)))), "x"
+    )  # fmt: skip
+
+    drawn = heat_map(heat(table, "kv_tokens", "preemption_mode", "ttft_p99_s", {}), "kv_tokens", "preemption_mode", "ttft_p99_s", LIGHT)  # fmt: skip
+
+    assert [list(row) for row in drawn.data[0].z] == [[0.0, 1.0], [2.0, 3.0]]
+    assert list(drawn.data[0].colorbar.ticktext)[::2] == [
+        "1.00 s",
+        "10.0 s",
+        "100 s",
+        "1,000 s",
+    ]
+    assert drawn.data[0].text[1][1] == "1,000 s"
+
+
 def test_a_curve_has_a_band_and_a_line_for_each_level() -> None:
     lines = curves(world(), "kv_tokens", "preemption_mode", "output_tokens_per_s", {})
 

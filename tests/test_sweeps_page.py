@@ -45,7 +45,7 @@ def open_page(**query: str) -> AppTest:
 
 
 def words(app: AppTest) -> str:
-    kinds = ("title", "subheader", "markdown", "caption", "info", "error")
+    kinds = ("title", "header", "markdown", "caption", "info", "error")
     return "\n".join(str(e.value) for kind in kinds for e in app.main.get(kind))
 
 

@@ -26,7 +26,7 @@ from traces.errors import KVReplayError
 
 _STYLE = """
 <style>
-[data-testid="stMain"] h3 { font-size: 1.1rem; padding: 0.3rem 0 0.35rem; }
+[data-testid="stMain"] h2 { font-size: 1.15rem; padding: 0.6rem 0 0.3rem; }
 .st-key-sweep_controls > div, .st-key-sweep_front_controls > div { flex: 1 1 170px; max-width: 260px; min-width: 0; }
 @media (max-width: 640px) {
 .st-key-sweep_controls, .st-key-sweep_front_controls { gap: 0.4rem; }

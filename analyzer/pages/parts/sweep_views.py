@@ -143,7 +143,7 @@ def heat_section(table: SweepTable, view: View) -> None:
     """The figure over both axes."""
     if not view.y:
         return
-    st.subheader(
+    st.header(
         f"{plain(figure_label(view.figure))} over {plain(setting_label(view.x))} and {plain(setting_label(view.y))}",
         anchor=False,
     )
@@ -177,7 +177,7 @@ def curve_section(table: SweepTable, view: View) -> None:
     if not view.x:
         return
     lines = curves(table, view.x, view.y or None, view.figure, view.held)
-    st.subheader(f"{plain(figure_label(view.figure))} over {plain(setting_label(view.x))}", anchor=False)  # fmt: skip
+    st.header(f"{plain(figure_label(view.figure))} over {plain(setting_label(view.x))}", anchor=False)  # fmt: skip
     if not lines:
         st.info("No cell that is shown has a value of this figure.", icon=":material/info:")
         return
@@ -214,7 +214,7 @@ def front_section(table: SweepTable) -> None:
     latencies = [n for n in LATENCIES if n in table.figures]
     if not throughputs or not latencies:
         return
-    st.subheader("Throughput against latency", anchor=False)
+    st.header("Throughput against latency", anchor=False)
     with st.container(horizontal=True, vertical_alignment="bottom", gap="small", key="sweep_front_controls"):  # fmt: skip
         throughput = state.choose("Throughput", "throughput", throughputs, throughputs[0], figure_label)  # fmt: skip
         usual = next((n for n in ("ttft_p99_s", "e2e_p99_s") if n in latencies), latencies[0])
@@ -268,7 +268,7 @@ def problems_section(table: SweepTable) -> None:
         return
     counts = dict(bad.group_by("status").len().iter_rows())
     said = " and ".join(f"{n:,} {status}" for status, n in sorted(counts.items()))
-    st.subheader(f"Cells without figures: {said}", anchor=False)
+    st.header(f"Cells without figures: {said}", anchor=False)
     failed = " Failed cells run again with the same command." if "failed" in counts else ""
     st.caption(f"Refused: settings that cannot be, as the engine says.{failed}")
     axes = [a for a in bad.columns if a not in ("trace", "seed", "status", "error")]
@@ -295,7 +295,7 @@ def _said(column: pl.Series, label: str) -> pl.Series:
 def cells_section(table: SweepTable, view: View, folder: Path | None) -> None:
     """All shown cells; recordings that were kept can be compared."""
     _go()
-    st.subheader("Cells", anchor=False)
+    st.header("Cells", anchor=False)
     cells = held_at(table, view.held).head(MOST_ROWS)
     figures = [f for f in _listed(view) if f in table.figures]
     axes = [a for a in table.axes if a not in view.held]
@@ -311,6 +311,11 @@ def cells_section(table: SweepTable, view: View, folder: Path | None) -> None:
         how = {"on_select": "rerun", "selection_mode": "multi-row"}
     event = st.dataframe(
         shown, hide_index=True, height=min(38 + 35 * shown.height, 360), key="sweep_cells",
+        column_config={
+            c: st.column_config.NumberColumn(format="localized")
+            for c in shown.columns
+            if shown[c].dtype.is_numeric() and c != "Seed"
+        },
         placeholder="—", alt="Cells of the sweep", **how,
     )  # fmt: skip
     if view.held:
