@@ -21,7 +21,7 @@ from traces.errors import RecordingError
 from traces.mapped_tables import LONG_ROWS, Keep
 from traces.recording import open_recording
 
-LARGE_BYTES = 4 * 2**20  # from which on a bar shows how far the first opening is
+LARGE_BYTES = 10 * 2**20  # from which on a bar shows how far the first opening is
 SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
 
