@@ -42,5 +42,8 @@ shown = [
     )
     for title, icon, page in PAGES
 ]
-by_path = {p.title.lower().replace(" ", "-"): p for p in shown}
+# Not by `page.title`, which Streamlit knows only where it is running.
+by_path = {
+    title.lower().replace(" ", "-"): p for (title, *_), p in zip(PAGES, shown, strict=True)
+}
 shell.run(st.navigation(list(shown), position="top"), by_path)
