@@ -44,6 +44,14 @@ def test_ranks_beside_each_other_open_as_one_fleet(tmp_path: Path) -> None:
         assert recording.steps["used_blocks"].to_list() == [4, 5]
 
 
+def test_a_recording_is_a_fleet_of_one(tmp_path: Path) -> None:
+    fleet = open_fleet(write(tmp_path / "rank-03", make_steps([1, 2])))
+
+    assert [(m.label, m.rank, m.kind) for m in fleet.members] == [("rank-03", 3, "recording")]
+    with fleet.members[0].open_recording() as recording:
+        assert recording.rows["steps"] == 2
+
+
 def test_opening_a_fleet_reads_no_row(tmp_path: Path) -> None:
     root = two_ranks(tmp_path / "run")
     broken_law = make_steps([1, 99])  # more blocks used than the pool has

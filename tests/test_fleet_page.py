@@ -186,6 +186,24 @@ def test_a_link_opens_the_fleet_with_its_view(uneven: Path) -> None:
     assert "Waiting" in drawn["layout"]["annotations"][0]["text"]
 
 
+def test_a_fleet_in_the_side_bar_is_shown_on_the_page(uneven: Path) -> None:
+    app = AppTest.from_function(fleet_alone, default_timeout=120)
+    app.session_state["fleet_asked"] = str(uneven)  # as the side bar's button leaves it
+
+    app.run()
+
+    assert not app.exception
+    assert [t.value for t in app.title] == ["Fleet · f: 2 ranks"]
+
+
+def test_the_side_bar_offers_all_ranks_of_a_fleet(tmp_path: Path) -> None:
+    app = recordings_page()
+
+    app.text_input(key="path_a").set_value(str(fleet(tmp_path, "recompute"))).run()
+
+    assert app.button(key="to_fleet_a").label == "All ranks on Fleet"
+
+
 def test_ranks_are_found_by_name(uneven: Path) -> None:
     app = fleet_page(uneven)
 

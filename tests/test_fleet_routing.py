@@ -346,6 +346,20 @@ def test_route_prints_figures_as_json(fleet: Path, capsys: pytest.CaptureFixture
     assert found["needed"]["replicas"] >= 1
 
 
+def test_one_recording_can_be_spread_over_replicas(
+    fleet: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = ["route", str(fleet / "rank-00"), "--replicas", "3", "--json"]
+
+    assert main(command) == 0
+    found = json.loads(capsys.readouterr().out)
+
+    recorded, again, _, routed = (v["figures"] for v in found["variants"])
+    assert recorded["imbalance"] is None
+    assert recorded["num_preemptions"] == again["num_preemptions"] > routed["num_preemptions"]
+    assert routed["num_replicas"] == 3
+
+
 def test_route_keeps_what_it_simulated_where_it_is_told_to(
     fleet: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -156,7 +156,8 @@ def _found(path: Path) -> list[Path]:
 
 
 def open_fleet(path: str | Path, name: str | None = None) -> Fleet:
-    """The fleet in a folder. Members that cannot be read are named in `broken` and are not fatal.
+    """The fleet in a folder; of a recording's own folder, a fleet of one. Members that cannot be read
+    are named in `broken` and are not fatal.
 
     name: what to call it in messages. Raises RecordingError where there is no such folder, where it
     holds no recording, or where none of them can be read.
@@ -172,7 +173,7 @@ def open_fleet(path: str | Path, name: str | None = None) -> Fleet:
             remedy or "Give the folder that the ranks wrote into.",
         )
     try:
-        found = list(_candidates(path))
+        found = [path] if _kind(path) is not None else list(_candidates(path))
     except OSError as e:
         raise RecordingError(
             label, "", f"it cannot be read ({os_reason(e)})", "Check its permissions."
@@ -210,7 +211,7 @@ def _read(root: Path, found: Iterable[Path]) -> tuple[list[Member], list[BrokenM
     members: list[Member] = []
     broken: list[BrokenMember] = []
     for path in found:
-        label = path.relative_to(root).as_posix()
+        label = path.resolve().name if path == root else path.relative_to(root).as_posix()
         try:
             members.append(_member(path, label))
         except RecordingError as error:
