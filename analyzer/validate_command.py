@@ -16,6 +16,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
+
 from analyzer.validation import (
     Validation,
     as_document,
@@ -294,8 +296,8 @@ def _middle_s(recording: Recording) -> float:
 def _last_step(recording: Recording, middle_s: float) -> int:
     """The last step that began before that time after the first arrival; -1 for none."""
     start = float(recording.requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
-    steps = recording.steps
-    last = steps.filter(steps["t_start_s"] < start + middle_s)["step"].max()
+    early = recording.scan("steps").filter(pl.col("t_start_s") < start + middle_s)
+    last = early.select(pl.col("step").max()).collect().item()
     return last if isinstance(last, int) else -1
 
 

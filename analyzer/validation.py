@@ -158,7 +158,7 @@ def validate_estimate(
         _checked("num_running", *_mean(fit, "running")),
         _checked("num_waiting", *_mean(fit, "waiting")),
         _checked("output_tokens_per_s", *_mean(fit, "generation")),
-        _checked("num_preemptions", _number(told.get("num_preemptions")), _preemptions(simulated, 0.0)),
+        _checked("num_preemptions", _number(told.get("num_preemptions")), _preemptions(simulated)),
     ]  # fmt: skip
     e2e = told.get("e2e_s")
     times = request_latency(simulated.requests)["e2e_s"].drop_nulls().to_numpy()
@@ -182,7 +182,8 @@ class _Side:
     def __init__(self, recording: Recording, since_s: float) -> None:
         self.recording = recording
         hidden = recording.meta.not_recorded
-        steps, requests = recording.steps, recording.requests
+        steps = _steps(recording, "t_start_s", "duration_s", "used_blocks")
+        requests = recording.requests
         self.start_s = float(requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
         self.from_s = self.start_s + since_s
         starts, ends = (
@@ -216,13 +217,16 @@ class _Side:
         return np.where(inside, self.used[np.maximum(row, 0)], 0).astype(np.float64)
 
 
-def _preemptions(recording: Recording, from_s: float) -> float | None:
+def _preemptions(recording: Recording, from_s: float = 0.0) -> float | None:
     if "steps.num_preempted" in recording.meta.not_recorded:
         return None
-    steps = recording.steps
-    if from_s > 0:
-        steps = steps.filter(pl.col("t_start_s") >= from_s)
-    return float(steps["num_preempted"].sum())
+    steps = _steps(recording, "t_start_s", "num_preempted")
+    return float(steps.filter(pl.col("t_start_s") >= from_s)["num_preempted"].sum())
+
+
+def _steps(recording: Recording, *columns: str) -> pl.DataFrame:
+    """These columns of its steps: a long recording has many more."""
+    return recording.scan("steps").select(columns).collect()
 
 
 # ---- figures --------------------------------------------------------------------------------------

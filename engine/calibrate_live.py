@@ -28,6 +28,8 @@ from traces.replay import workload_of
 MAX_STEPS = 100_000  # looked at one by one, some 50 us each
 LEAST_AGREEING = 0.5  # share of the steps that must come out as recorded
 _COLUMNS = ("num_decode", "decode_ctx_tokens", "num_chunks", "chunk_tokens", "prefill_qk", "num_logit_rows")  # fmt: skip
+_MEASURED = ("duration_s", "stall_s", "swap_out_bytes", "swap_in_bytes", "link_out_busy_s", "link_in_busy_s",
+             "prefill_tokens", "decode_tokens", "recomputed_tokens")  # fmt: skip
 _REMEDY = "Record from the start of the server, or calibrate on a run of the torch engine."
 
 
@@ -66,7 +68,7 @@ def live_steps(
     label = recording.label
     if recording.meta.clock != "measured":
         raise RecordingError(label, "", "its times were not measured", _REMEDY)
-    frame = recording.steps.drop(c for c in _COLUMNS if c in recording.steps.columns)
+    frame = recording.scan("steps").select("step", *_MEASURED).head(MAX_STEPS).collect()
     agreed = _work(recording, cancelled)
     joined = frame.join(agreed, on="step", how="left", maintain_order="left")
     recorded = pl.col("prefill_tokens") + pl.col("decode_tokens") + pl.col("recomputed_tokens")
@@ -127,7 +129,7 @@ def _work(recording: Recording, cancelled: Callable[[], bool] | None) -> pl.Data
         dict(zip(("step", *_COLUMNS), zip(*rows, strict=True), strict=True)) if rows else {}
     )
     frame = pl.DataFrame(columns, schema=dict.fromkeys(("step", *_COLUMNS), pl.Float64))
-    return frame.with_columns(pl.col("step").cast(recording.steps.schema["step"]))
+    return frame.with_columns(pl.col("step").cast(pl.Int64))
 
 
 def work_of(s: State) -> tuple[float, ...]:
