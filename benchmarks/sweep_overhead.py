@@ -4,10 +4,10 @@
 
 The same cells of the sample chat (2,000 requests each, recording and figures included), three ways: a
 loop over `run_cell` in one process, nothing written down; a sweep on one process; a sweep on two. Wall
-time of each, from the start of the command to its end for the sweeps, so that starting processes counts;
-the loop is timed without its imports and after a first cell. Medians of the repeats, interleaved, with
-their spread; the load of the machine beside them. A second table has tiny cells (50 requests), where
-what is around them shows most.
+and CPU time of each, from the start of the command to its end for the sweeps, so that starting processes
+counts; the loop is timed without its imports and after a first cell. Medians of the repeats, interleaved,
+with their spread; the load of the machine beside them: on a busy one only CPU time means something. A
+second table has tiny cells (50 requests), where what is around them shows most.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import argparse
 import datetime
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -51,8 +52,8 @@ def spec_of(num_cells: int, max_requests: int) -> SweepSpec:
     )
 
 
-def loop(spec: SweepSpec) -> float:
-    """Seconds for all cells one after the other, in this process."""
+def loop(spec: SweepSpec) -> tuple[float, float]:
+    """(wall, CPU) seconds for all cells one after the other, in this process."""
     tasks = []
     for cell, choice in plan(spec):
         settings, shape = split_values({**spec.settings, **choice.values})
@@ -60,23 +61,28 @@ def loop(spec: SweepSpec) -> float:
             CellTask(cell, choice.trace.key, choice.seed, settings, shape, {}, FIGURES)
         )
     run_cell(tasks[0])
-    started = time.perf_counter()
+    started, spent = time.perf_counter(), time.process_time()
     for task in tasks:
         outcome = run_cell(task)
         assert outcome.status == "completed", outcome.error
-    return time.perf_counter() - started
+    return time.perf_counter() - started, time.process_time() - spent
 
 
-def sweep(spec: SweepSpec, jobs: int) -> float:
-    """Seconds of the whole command on so many processes."""
+def _children_s() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def sweep(spec: SweepSpec, jobs: int) -> tuple[float, float]:
+    """(wall, CPU) seconds of the whole command on so many processes, theirs included."""
     values = ",".join(str(row[0]) for row in spec.axes[0].rows)
     fixed = [f for k, v in spec.settings.items() for f in ("--set", f"{k}={v}")]
     with tempfile.TemporaryDirectory() as out:
         command = [sys.executable, "-m", "engine", "sweep", "sample:chat", "--out", f"{out}/s", *fixed,
                    "--grid", f"kv_tokens={values}", "--jobs", str(jobs)]  # fmt: skip
-        started = time.perf_counter()
+        started, spent = time.perf_counter(), _children_s()
         subprocess.run(command, cwd=ROOT, capture_output=True, check=True)
-        return time.perf_counter() - started
+        return time.perf_counter() - started, _children_s() - spent
 
 
 def compare(num_cells: int, max_requests: int) -> list[str]:
@@ -87,21 +93,23 @@ def compare(num_cells: int, max_requests: int) -> list[str]:
         "sweep, 1 process": lambda: sweep(spec, 1),
         "sweep, 2 processes": lambda: sweep(spec, 2),
     }
-    times: dict[str, list[float]] = {name: [] for name in ways}
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in ways}
     for _ in range(REPEATS):
         for name, way in ways.items():
             times[name].append(way())
-    base = statistics.median(times["plain loop"])
     rows = [
         f"{num_cells:,} cells of {max_requests:,} requests:",
         "",
-        "| way | seconds, median | spread | cells/s | against the loop |",
-        "|---|---|---|---|---|",
+        "| way | wall s, median | spread | cells/s | against the loop | CPU s, median | CPU of the loop's |",
+        "|---|---|---|---|---|---|---|",
     ]
+    walls = {name: statistics.median(w for w, _ in found) for name, found in times.items()}
+    cpus = {name: statistics.median(c for _, c in found) for name, found in times.items()}
     for name, found in times.items():
-        median = statistics.median(found)
+        spread = f"{min(w for w, _ in found):.2f} - {max(w for w, _ in found):.2f}"
         rows.append(
-            f"| {name} | {median:.2f} | {min(found):.2f} - {max(found):.2f} | {num_cells / median:.2f} | {base / median:.2f} x |"
+            f"| {name} | {walls[name]:.2f} | {spread} | {num_cells / walls[name]:.2f} | {walls['plain loop'] / walls[name]:.2f} x "
+            f"| {cpus[name]:.2f} | {cpus[name] / cpus['plain loop']:.2f} x |"
         )
     return [*rows, ""]
 

@@ -130,7 +130,7 @@ class RayTasks:
     @property
     def where(self) -> str:
         cpus = int(self._ray.cluster_resources().get("CPU", 0))
-        return f"{cpus:,} CPUs of the Ray cluster at {self._address}"
+        return f"{cpus:,} CPU{'' if cpus == 1 else 's'} of the Ray cluster at {self._address}"
 
     @property
     def num_running(self) -> int:

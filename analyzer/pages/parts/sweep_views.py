@@ -296,7 +296,8 @@ def cells_section(table: SweepTable, view: View, folder: Path | None) -> None:
     """All shown cells; recordings that were kept can be compared."""
     _go()
     st.header("Cells", anchor=False)
-    cells = held_at(table, view.held).head(MOST_ROWS)
+    every = held_at(table, view.held)
+    cells = every.head(MOST_ROWS)
     figures = [f for f in _listed(view) if f in table.figures]
     axes = [a for a in table.axes if a not in view.held]
     shown = cells.select(
@@ -318,6 +319,8 @@ def cells_section(table: SweepTable, view: View, folder: Path | None) -> None:
         },
         placeholder="—", alt="Cells of the sweep", **how,
     )  # fmt: skip
+    if cells.height < every.height:
+        st.caption(f"The first {cells.height:,} of {every.height:,} cells are listed.")
     if view.held:
         held = ", ".join(f"{setting_label(a)} {level_label(v)}" for a, v in view.held.items())
         st.caption(f"Shown at {plain(held)}.")
