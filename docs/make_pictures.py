@@ -43,6 +43,15 @@ def _wait_for_curve(page: Watched) -> None:
     )
 
 
+def _show_the_sample_fleet(page: Watched) -> None:
+    """Simulate the sample fleet and draw its ranks."""
+    page.page.click(".st-key-fleet_sample button")
+    page.page.wait_for_selector(".st-key-fleet_chart .js-plotly-plot", timeout=WAIT_MS)
+    page.page.wait_for_function(CHARTS_DRAWN, timeout=WAIT_MS)
+    page.settle()
+    page.page.mouse.move(0, 0)
+
+
 @dataclass(frozen=True)
 class Shot:
     """One picture. path: of the page with its query; has_chart: whether the page opens with one;
@@ -68,6 +77,8 @@ SHOTS = {
     "what-if": Shot(
         "/what-if?kv_cache_dtype=fp8&over=num_gpu_blocks", height=1500, then=_wait_for_curve
     ),
+    "sweeps": Shot("/sweeps"),
+    "fleet": Shot("/fleet", has_chart=False, then=_show_the_sample_fleet),
     "report": Shot("/report", has_chart=False),
 }
 
