@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 from traces.errors import SettingsError
 
 if TYPE_CHECKING:
-    from analyzer.advice_parts import Advice, Answer
+    from analyzer.advice_parts import Advice
     from analyzer.goals import Goal
     from analyzer.outcome import Outcome, Simulate
     from engine.config import EngineSettings
@@ -118,6 +118,7 @@ class Base:
 def run(arguments: argparse.Namespace) -> int:
     """Ask and print; returns 0 where the goal is met or reached, else 1. Raises KVReplayError."""
     from analyzer.advice_parts import MET, REACHED
+    from analyzer.advice_text import print_advice
     from analyzer.goals import parse_goals
 
     goal = parse_goals(arguments.goal)
@@ -136,7 +137,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(document, indent=2, allow_nan=False, default=str))
     else:
-        _print(advice, base, arguments)
+        print_advice(advice, _about(base, advice), base.validation, base.notes, arguments.out)
     return 0 if advice.state in (MET, REACHED) else 1
 
 
@@ -340,9 +341,6 @@ class Told:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
-# ---- what is printed -----------------------------------------------------------------------------
-
-
 def base_document(base: Base) -> dict[str, Any]:
     """The base in plain values, for JSON."""
     from dataclasses import asdict
@@ -355,98 +353,10 @@ def base_document(base: Base) -> dict[str, Any]:
     }
 
 
-def _print(advice: Advice, base: Base, arguments: argparse.Namespace) -> None:
-    from analyzer.goals import say_standing
-
+def _about(base: Base, advice: Advice) -> str:
+    """The base in a line."""
     s = base.settings
-    print(
+    return (
         f"{base.workload.name}: {len(base.workload):,} requests, {s.model} on {s.device}, "
         f"pool {advice.base.figures['num_gpu_blocks'] - 1:,} blocks of {s.block_size} tokens"
     )
-    print(f"Goal: {advice.goal}. At the base: {say_standing(advice.goal, advice.base)}.")
-    if base.validation:
-        print(f"Simulator against the recording: {base.validation}")
-    print(f"\n{advice.summary}")
-    for sentence in advice.obstacles:
-        print(f"  in the way: {sentence}")
-    print()
-    _print_table(advice)
-    told = [a for a in (*advice.answers, *advice.pairs) if a.option is not None]
-    for answer in told:
-        print("\n".join(as_text(answer, arguments.out is not None)))
-    print(f"\n{advice.rule}")
-    print(f"{advice.num_runs:,} simulations.", end=" ")
-    print(
-        f"The recordings that prove this, the base's {advice.base.recordings[0].name}, are in {arguments.out}."
-        if arguments.out
-        else "Give --out DIR to keep the recordings that prove this."
-    )
-    for note in dict.fromkeys((*base.notes, *advice.notes)):
-        print(f"note: {note}")
-
-
-_COLUMNS = ("num_preemptions", "recomputed_frac", "output_tokens_per_s", "ttft_s p99", "tpot_s p99", "e2e_s p99")  # fmt: skip
-
-
-def _print_table(advice: Advice) -> None:
-    """A line for each lever: verdict, flag, figures, price."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from analyzer.advice_words import label_of
-    from analyzer.goals import figure
-    from analyzer.words import show
-
-    more = ("goodput_rps",) if figure(advice.base.figures, "goodput_rps") is not None else ()
-    table = Table(title=None, box=None, pad_edge=False)
-    for name in ("", "Lever", "Flag, or value"):
-        table.add_column(name, overflow="fold")
-    heads = ("Preempt.", "Recomp.", "Tokens/s", "TTFT p99", "TPOT p99", "E2E p99", "Good/s")
-    for name in heads[: len(_COLUMNS) + len(more)]:
-        table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("Price", overflow="fold", max_width=60)
-
-    def figures(outcome: Outcome | None) -> list[str]:
-        known = outcome.figures if outcome is not None else {}
-        return [show(m, figure(known, m)) for m in (*_COLUMNS, *more)]
-
-    table.add_row("base", "", "", *figures(advice.base), "")
-    for answer in (*advice.answers, *advice.pairs):
-        option = answer.option
-        price = "; ".join(option.price.sentences()) or "the flag alone" if option else ""
-        reason = price if option else answer.sentence
-        table.add_row(
-            answer.verdict,
-            label_of(answer.levers),
-            _flag_or_value(answer),
-            *figures(option.outcome if option else None),
-            reason,
-        )
-    console = Console(markup=False, highlight=False)
-    console.width = 200
-    console.print(table)
-
-
-def _flag_or_value(answer: Answer) -> str:
-    from analyzer.advice_words import show_changes
-
-    if answer.option is None:
-        return ""
-    return answer.option.flag or f"({show_changes(answer.option.changes)})"
-
-
-def as_text(answer: Answer, with_proofs: bool) -> list[str]:
-    """What an answer rests on, in lines: the sentence, what has to be known beside the flag, proofs."""
-    from analyzer.advice_words import label_of
-
-    lines = [f"{label_of(answer.levers)}: {answer.sentence}"]
-    option = answer.option
-    if option is None:
-        return lines
-    if option.notes and answer.verdict in ("enough", "room", "helps"):
-        lines.append(f"    note: {'; '.join(option.notes)}")
-    if with_proofs:
-        shown = (option.outcome, answer.below, answer.settled)
-        names = [path.name for outcome in shown if outcome for path in outcome.recordings]
-        lines.append(f"    proof: {' '.join(dict.fromkeys(names))}")
-    return lines
