@@ -26,7 +26,7 @@ def build_parser() -> argparse.ArgumentParser:
     from analyzer.estimate_command import add_parser as add_estimate
     from analyzer.report_command import add_parser as add_report
     from analyzer.route_command import add_parser as add_route
-    from analyzer.validate_command import add_parser as add_validate
+    from analyzer.validate_parser import add_parser as add_validate
 
     parser = argparse.ArgumentParser(
         prog="python -m analyzer", description="Figures of recordings."

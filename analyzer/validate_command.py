@@ -43,31 +43,6 @@ Say = Callable[[float, str], object]
 Cancelled = Callable[[], bool]
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser of `python -m analyzer`."""
-    parser = commands.add_parser(
-        "validate",
-        help="how far the simulator is from a recorded run, at the run's own settings",
-        description="Simulates the requests of a measured recording under its settings and holds blocks in use, preemptions, "
-        "throughput, TTFT, TPOT and E2E of both sides against each other. See docs/validation.md.",
-    )
-    parser.add_argument(
-        "recording", help="folder or zip of `engine run`, or of a recorder in a vLLM server"
-    )
-    parser.add_argument(
-        "--calibrate",
-        action="store_true",
-        help="fit a device to the recording first, and show errors on the half that the fit has not seen",
-    )
-    parser.add_argument(
-        "--device", metavar="NAME|FILE", help="simulate on this device, not on the recorded one"
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print JSON, and nothing else, to stdout"
-    )
-    parser.set_defaults(run=run)
-
-
 @dataclass(frozen=True)
 class Plan:
     """What is simulated to validate a recording: its requests and settings; notes: what is not as it was."""
