@@ -72,7 +72,9 @@ def read_fleet(
     """
     told = report or (lambda done, text: None)
     stop = cancelled or (lambda: False)
-    members, left_out = _one_a_rank(fleet)
+    members, aside = _one_a_rank(fleet)
+    num_broken = len(fleet.broken)  # of whom the fleet's first notes are
+    left_out = [*fleet.notes[:num_broken], *aside]
     spans: dict[str, tuple[float, float]] = {}
     for i, member in enumerate(members):
         if stop():
@@ -106,7 +108,7 @@ def read_fleet(
             fleet.label, "", "none of its members can be drawn", f"The first: {unread[0]}"
         )
     idle = _idle_at_the_end(clock, ranks, values)
-    notes = (*fleet.notes, *clock.notes, *_differences(ranks), *idle)
+    notes = (*fleet.notes[num_broken:], *clock.notes, *_differences(ranks), *idle)
     return FleetSeries(
         fleet.label,
         ranks,

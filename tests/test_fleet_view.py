@@ -203,6 +203,18 @@ def test_a_rank_that_breaks_the_contract_is_named_and_left_out(tmp_path: Path) -
     assert "1 rows break the contract" in series.left_out[0]
 
 
+def test_a_rank_whose_files_are_broken_is_named_among_those_left_out(tmp_path: Path) -> None:
+    rank(tmp_path / "rank-00", [1, 2])
+    rank(tmp_path / "rank-01", [1, 2])
+    (tmp_path / "rank-02").mkdir()
+
+    series = opened(tmp_path)
+
+    assert len(series.ranks) == 2
+    assert [s.partition(":")[0] for s in series.left_out] == ["rank-02 was left out"]
+    assert not any("rank-02" in note for note in series.notes)
+
+
 def test_a_rank_without_rows_is_named(tmp_path: Path) -> None:
     rank(tmp_path / "rank-00", [1, 2])
     rank(tmp_path / "rank-01", [])

@@ -28,7 +28,7 @@ from analyzer.fleet_series import FleetSeries, read_part
 from analyzer.look import seconds, three_digits
 from analyzer.pages.parts.fleet_open import Shown
 from analyzer.pages.parts.messages import guarded, plain
-from analyzer.pages.parts.shown_range import Axis, follow_zoom, range_slider, shown_time
+from analyzer.pages.parts.shown_range import Axis, digest, follow_zoom, range_slider, shown_time
 from analyzer.pages.parts.state import write_url
 from analyzer.pages.parts.timeline import theme
 
@@ -96,7 +96,7 @@ def _controls(series: FleetSeries) -> tuple[str, str]:
 
 def _lines(shown: Shown, part: tuple[float, float]) -> None:
     series = shown.series
-    which = _chosen_ranks(series)
+    which = _chosen_ranks(series, shown.ref)
     drawn, found = _detail(shown, part)
     keys = list(MEASURES)
     extras = []
@@ -116,7 +116,7 @@ def _lines(shown: Shown, part: tuple[float, float]) -> None:
     _data(drawn, which, part)
 
 
-def _chosen_ranks(series: FleetSeries) -> list[int]:
+def _chosen_ranks(series: FleetSeries, ref: str) -> list[int]:
     """Indices of the ranks to draw: all of a few, else the fullest and emptiest until others are chosen."""
     if len(series.ranks) <= MOST_LINES:
         return list(range(len(series.ranks)))
@@ -129,7 +129,7 @@ def _chosen_ranks(series: FleetSeries) -> list[int]:
         default=sorted(start),
         format_func=lambda i: plain(names[i]),
         max_selections=MOST_LINES,
-        key="fleet_ranks",
+        key=f"fleet_ranks_{digest(ref)}",
     )
     return sorted(chosen or start)
 
