@@ -156,7 +156,9 @@ def mib(num_bytes: int) -> str:
     return f"{num_bytes / 2**20:,.0f}"
 
 
-def measure(folder: Path, copies: tuple[int, ...]) -> tuple[list[str], list[str]]:
+def measure(
+    folder: Path, copies: tuple[int, ...], draw_only: bool
+) -> tuple[list[str], list[str]]:
     """Rows of the two tables."""
     drawn, worked = [], []
     for num in copies:
@@ -184,6 +186,8 @@ def measure(folder: Path, copies: tuple[int, ...]) -> tuple[list[str], list[str]
                 ]
                 drawn.append(f"| {' | '.join(cells)} |")
                 print(drawn[-1], flush=True)
+            if draw_only:
+                continue
             found = in_a_process("work", folders, Path(kept))
             disk = sum(p.stat().st_blocks * 512 for p in Path(kept).rglob("*") if p.is_file())
             cells = [
@@ -203,6 +207,9 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write a dated file of results")
     parser.add_argument("--folder", type=Path, help="where the recordings lie or are made")
     parser.add_argument("--copies", type=int, nargs="+", default=list(COPIES))
+    parser.add_argument(
+        "--draw-only", action="store_true", help="leave out what a job works out"
+    )
     parser.add_argument("--only", nargs="+", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.only:
@@ -211,7 +218,7 @@ def main() -> None:
         print(json.dumps(done))
         return
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as made:
-        drawn, worked = measure(args.folder or Path(made), tuple(args.copies))
+        drawn, worked = measure(args.folder or Path(made), tuple(args.copies), args.draw_only)
     heads = (
         ["steps a run", "Parquet, both (MiB)", "", "open (s)", "first figure (s)", "zoom to 1/10 (s)", "zoom to 1/1,000 (s)", "figure, all / 1/10 (kB)", "anonymous, most / end (MiB)", "mapped files (MiB)"],
         ["steps a run", "worked out (s)", "again, as kept (s)", "anonymous, most / end (MiB)", "kept on disk (MiB)"],
