@@ -96,13 +96,24 @@ def test_an_aborted_request_is_gone_for_the_router() -> None:
     assert live.tolist() == [0, 1, 1]
 
 
-@pytest.mark.parametrize("mode", ["recompute", "swap"])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"preemption_mode": "recompute"},
+        {"preemption_mode": "swap"},
+        {"preemption_mode": "offload"},
+        {"preemption_mode": "cheapest"},
+        {"async_scheduling": True},
+        {"policy": "priority"},
+    ],
+    ids=str,
+)
 def test_a_replica_that_is_fed_decides_as_a_simulation_of_its_requests(
-    tmp_path: Path, mode: str
+    tmp_path: Path, changes: dict[str, Any]
 ) -> None:
     work = samples.load("chat").head(300)
     settings = EngineSettings(
-        kv_tokens=12_000, model="llama-3.1-8b", device="rtx-4090", preemption_mode=mode
+        kv_tokens=12_000, model="llama-3.1-8b", device="rtx-4090", **changes
     )
     columns, resolved = core_columns(work, settings), resolve(settings)
     whole = make_state(columns, resolved.rules)
