@@ -25,7 +25,9 @@ if TYPE_CHECKING:
     from analyzer.advice_parts import Advice
     from analyzer.goals import Goal
     from analyzer.outcome import Outcome, Simulate
+    from analyzer.validate_command import Plan
     from engine.config import EngineSettings
+    from traces.recording import Recording
     from traces.workload import Workload
 
 _EPILOG = """\
@@ -90,6 +92,11 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         "--no-validation",
         action="store_true",
         help="of a measured recording: do not say how near the simulator is to it",
+    )
+    parser.add_argument(
+        "--anyway",
+        action="store_true",
+        help="advise on a measured recording too that the simulator is far from",
     )
     parser.add_argument(
         "--json", action="store_true", help="print JSON, and nothing else, to stdout"
@@ -174,13 +181,13 @@ def _of_recording(path: str, arguments: argparse.Namespace) -> Base:
     from traces.recording import open_recording
 
     with open_recording(path) as recording, _noted() as notes:
-        changes = {"model": arguments.model} if arguments.model else {}
-        planned = plan(recording, **changes)
+        given = {"model": arguments.model, "device": arguments.device}
+        planned = plan(recording, **{name: value for name, value in given.items() if value})
         settings = read_settings(arguments, planned.settings)
         workload = _cut(planned.workload, arguments)
         validation = ""
         if not is_own(recording) and not arguments.no_validation:
-            validation = _validated(recording, planned)
+            validation = _validated(path, recording, planned, arguments.anyway)
         if not is_own(recording):
             notes.append(
                 "The recording's times were measured; every figure here, the base's too, is of a simulation."
@@ -201,8 +208,11 @@ def _cut(workload: Workload, arguments: argparse.Namespace) -> Workload:
     return workload.scale_rate(arguments.rate_scale)
 
 
-def _validated(recording: Any, planned: Any) -> str:
-    """How near the simulator comes to the recording at its own settings, in one line."""
+def _validated(path: str, recording: Recording, planned: Plan, anyway: bool) -> str:
+    """How near the simulator comes to the recording at its own settings, in one line.
+
+    Raises SettingsError where that is poor, and advice was not asked for anyway.
+    """
     from analyzer.validate_command import simulate_plan
     from analyzer.validation import validate
     from traces.recording import open_recording
@@ -211,6 +221,11 @@ def _validated(recording: Any, planned: Any) -> str:
         simulate_plan(planned, Path(scratch) / "run")
         with open_recording(Path(scratch) / "run") as simulated:
             found = validate(recording, simulated)
+    if found.grade == "poor" and not anyway:
+        raise SettingsError(
+            f"the simulator is too far from {Path(path).name} for advice on it: {found.sentence} Fit a device to it (python -m engine "
+            f"calibrate {path} --out device.json) and give --device device.json, or ask --anyway."
+        )
     return f"{(found.grade or 'no grade').capitalize()}: {found.sentence}"
 
 

@@ -19,6 +19,7 @@ from traces.recording import open_recording
 ROOT = Path(__file__).parents[1]
 # Two requests of 24 + 24 tokens: 3 blocks of 16 each. 5 usable blocks do not hold both to their ends.
 TRACE = "arrival_s,prompt_tokens,output_tokens\n0,24,24\n0.01,24,24\n"
+MEASURED = ROOT / "traces" / "samples" / "recordings" / "smollm2-recompute"
 PRESSED = ("--num-gpu-blocks", "6", "--device", "rtx-4090", "--max-model-len", "64")
 
 
@@ -116,15 +117,26 @@ def test_a_recording_is_asked_about_its_own_requests_and_settings(
 def test_a_measured_recording_comes_with_how_near_the_simulator_is(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    sample = ROOT / "traces" / "samples" / "recordings" / "smollm2-recompute"
+    asked = (str(MEASURED), "--goal", "no-preemption", "--lever", "num_gpu_blocks", "--json")
 
-    code = advise(str(sample), "--goal", "no-preemption", "--lever", "num_gpu_blocks", "--json")
+    code = advise(*asked, "--anyway")
 
     found = json.loads(capsys.readouterr().out)
     assert code == 0
     assert "imulator" in found["base_of"]["validation"]
     assert any("of a simulation" in n for n in found["notes"])
     assert found["answers"][0]["verdict"] == "enough"
+
+
+def test_where_the_simulator_is_far_off_there_is_no_advice_unless_asked_for_anyway(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code = advise(str(MEASURED), "--goal", "no-preemption")
+
+    said = capsys.readouterr().err
+    assert code == 2
+    assert "the simulator is too far from smollm2-recompute" in said
+    assert "python -m engine calibrate" in said
 
 
 @pytest.mark.parametrize(
