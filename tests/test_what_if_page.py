@@ -54,7 +54,7 @@ def opened(ref: str = "", with_curve: bool = False, **query: str) -> AppTest:
     app = AppTest.from_string(ONLY_PAGE, default_timeout=TIMEOUT_S)
     if ref:
         app.query_params["a"] = ref
-        app.query_params["source"] = "recordings"
+        app.query_params["source"] = "Recordings"
     for name, value in query.items():
         app.query_params[name] = value
     return settled(app.run(), with_curve)
@@ -186,7 +186,7 @@ def test_nonsense_in_a_link_is_left_out_and_said(
 
 def test_a_first_run_says_what_the_link_asked_for(small: str) -> None:
     app = AppTest.from_string(ONLY_PAGE, default_timeout=TIMEOUT_S)
-    app.query_params.update({"a": small, "source": "recordings", "watermark": "nan"})
+    app.query_params.update({"a": small, "source": "Recordings", "watermark": "nan"})
 
     app.run()
 

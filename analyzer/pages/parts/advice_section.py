@@ -253,7 +253,7 @@ def _card(place: int, answer: Answer, advice: Advice) -> None:
     with st.container(border=True, key=f"advice_card_{place}"):
         st.markdown(f"**{plain(label_of(answer.levers))}** · {plain(answer.verdict)}")
         if option.flag:
-            st.code(option.flag, language="bash", wrap_lines=True)
+            st.code(option.flag, language=None, wrap_lines=True)
         else:
             st.markdown(plain(sentence_case(show_changes(option.changes))))
         st.markdown(plain(sentence_case(answer.sentence)))
@@ -292,7 +292,7 @@ def _proof(answer: Answer, advice: Advice) -> dict[str, str]:
 def _url(refs: Mapping[str, str]) -> str:
     """Compare with these runs, the trace of this page beside them."""
     more = {n: v for n, v in state.url_of_pair().items() if n in ("trace", "columns")}
-    source = {"source": "trace"} if "trace" in more else {}
+    source = {"source": "Trace"} if "trace" in more else {}
     return f"compare?{urlencode({**refs, **more, **source})}"
 
 

@@ -256,5 +256,5 @@ def _ref(outcome: Outcome) -> str:
 def _url(page: str, **refs: str) -> str:
     """An address beside this page's own; the trace goes with it, so that its result is no stranger there."""
     more = {n: v for n, v in state.url_of_pair().items() if n in ("trace", "columns")}
-    source = {"source": "trace"} if "trace" in more else {}
+    source = {"source": "Trace"} if "trace" in more else {}
     return f"{page}?{urlencode({**refs, **more, **source})}"
