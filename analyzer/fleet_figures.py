@@ -26,14 +26,16 @@ _SUMS = ("prefill_tokens", "decode_tokens", "recomputed_tokens", "num_preempted"
 def fleet_figures(series: FleetSeries) -> dict[str, Any]:
     """Figures by name, None where nothing supports one; telemetry adds to the balance only.
 
-    num_replicas, num_requests, num_finished, num_preemptions, recomputed_frac; ttft_s, tpot_s, e2e_s
+    num_replicas, num_requests, num_finished, num_unserved (refused, or not finished at the end),
+    num_preemptions, recomputed_frac; ttft_s, tpot_s, e2e_s
     as {mean, p50, p90, p99} over finished requests of all ranks; duration_s from the first arrival to
     the last step's end; output_tokens_per_s over that; mean_used_frac over all ranks and that time, a
     rank without a step counting as empty; peak_used_frac and max_rank_used_frac (mean) of the fullest
     rank; and those of `Balance.figures`. Raises RecordingError where a recording cannot be opened.
     """
     sums = dict.fromkeys(_SUMS, 0)
-    latencies, first_s, end_s, counted, finished, output = [], [], [], 0, 0, 0
+    counts = dict.fromkeys(("num_requests", "num_finished", "num_unserved"), 0)
+    latencies, first_s, end_s, output = [], [], [], 0
     for placed in _recordings(series):
         with placed.member.open_recording() as recording:
             requests = recording.requests
@@ -50,8 +52,10 @@ def fleet_figures(series: FleetSeries) -> dict[str, Any]:
             sums[name] += int(row[name] or 0)
         latency = request_latency(requests)
         latencies.append(latency)
-        counted += requests.height
-        finished += int((requests["status"].cast(pl.String) == "finished").sum())
+        status = requests["status"].cast(pl.String)
+        counts["num_requests"] += requests.height
+        counts["num_finished"] += int((status == "finished").sum())
+        counts["num_unserved"] += int(status.is_in(["refused", "unfinished"]).sum())
         output += int(requests["output_tokens"].fill_null(0).sum())
         if requests.height:
             first_s.append(float(requests["arrival_s"].min()) + placed.offset_s)  # type: ignore[arg-type]  # a Float64 column
@@ -59,7 +63,7 @@ def fleet_figures(series: FleetSeries) -> dict[str, Any]:
             end_s.append(row["end_s"] + placed.offset_s)
     return {
         "num_replicas": len(series.ranks),
-        **_of_requests(latencies, sums, counted, finished, output, first_s, end_s),
+        **_of_requests(latencies, sums, counts, output, first_s, end_s),
         **_usage(series),
         **balance(series).figures(),
     }
@@ -73,8 +77,7 @@ def _recordings(series: FleetSeries) -> Iterator[Placed]:
 def _of_requests(
     latencies: list[pl.DataFrame],
     sums: dict[str, int],
-    counted: int,
-    finished: int,
+    counts: dict[str, int],
     output: int,
     first_s: list[float],
     end_s: list[float],
@@ -85,8 +88,7 @@ def _of_requests(
     duration_s = max(end_s) - min(first_s) if first_s and end_s else 0.0
     found = latency_summary(pl.concat(latencies))
     return {
-        "num_requests": counted,
-        "num_finished": finished,
+        **counts,
         "num_preemptions": sums["num_preempted"],
         "recomputed_frac": sums["recomputed_tokens"] / computed if computed else None,
         "duration_s": duration_s,

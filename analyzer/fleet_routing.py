@@ -157,9 +157,7 @@ class Goal:
 
     def away(self, figures: Mapping[str, Any]) -> float:
         """How far figures are from the goal, 0 where it is met."""
-        unserved = (figure(figures, "num_requests") or 0) - (
-            figure(figures, "num_finished") or 0
-        )
+        unserved = figure(figures, "num_unserved") or 0.0
         if self.kind == NO_PREEMPTION:
             return (figure(figures, "num_preemptions") or 0.0) + unserved
         found = figure(figures, "ttft_s p99")

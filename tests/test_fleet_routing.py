@@ -306,6 +306,14 @@ def test_a_bound_on_ttft_is_a_goal() -> None:
     assert replicas_needed(needs(1, []), Goal(TTFT_P99, 2.0), 1).num == 4
 
 
+def test_a_refused_request_misses_the_goal_and_an_aborted_one_does_not() -> None:
+    served = variant("least-tokens", num_preemptions=0, num_requests=10, num_finished=8)
+    refused = variant("least-tokens", num_preemptions=0, num_unserved=2)
+
+    assert Goal(NO_PREEMPTION).away(served.figures) == 0
+    assert Goal(NO_PREEMPTION).away(refused.figures) == 2
+
+
 def test_usage_before_and_after_is_said() -> None:
     found = replicas_needed(needs(4, []), Goal(NO_PREEMPTION), 2)
     before = {"max_rank_used_frac": 0.92, "peak_used_frac": 1.0}

@@ -515,6 +515,7 @@ def test_figures_of_a_fleet_are_those_of_all_its_requests(tmp_path: Path) -> Non
     found = fleet_figures(opened(tmp_path))
 
     assert (found["num_replicas"], found["num_requests"], found["num_finished"]) == (2, 2, 2)
+    assert found["num_unserved"] == 0
     assert found["num_preemptions"] == 3
     assert found["ttft_s"]["p50"] == pytest.approx(2.0)
     assert found["output_tokens_per_s"] == pytest.approx(1.5)  # 6 tokens in 4 s
