@@ -18,8 +18,9 @@ from typing import Any
 from traces.errors import KVReplayError
 
 
-def build_parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
+    """The parser of all commands. argv: what is to be parsed; only where it names `advise` are the
+    engine's flags among those of that command, since they import the engine."""
     from analyzer.advise_command import add_parser as add_advise
     from analyzer.crossover_command import add_parser as add_crossover
     from analyzer.diagnose_command import add_parser
@@ -56,14 +57,15 @@ def build_parser() -> argparse.ArgumentParser:
     add_report(commands)
     add_validate(commands)
     add_route(commands)
-    add_advise(commands)
+    add_advise(commands, with_engine_flags="advise" in argv)
     add_crossover(commands)
     return parser
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for what the user can mend."""
-    arguments = build_parser().parse_args(argv)
+    argv = sys.argv[1:] if argv is None else argv
+    arguments = build_parser(argv).parse_args(argv)
     try:
         if hasattr(arguments, "run"):
             return int(arguments.run(arguments))

@@ -39,15 +39,11 @@ JSON: see docs/advice.md.
 _SAYS_MORE = 5.0  # s between lines of progress where stderr is no terminal
 
 
-def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the parser of `python -m analyzer`."""
-    from engine.flags import (
-        add_engine_flags,
-        add_machine_flags,
-        add_swap_flags,
-        add_trace_flags,
-    )
-
+def add_parser(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser], with_engine_flags: bool
+) -> None:
+    """Add the command to the parser of `python -m analyzer`. with_engine_flags: its own flags and those
+    of the base, which import the engine; false where another command is asked for."""
     parser = commands.add_parser(
         "advise",
         help="for a goal, each lever's smallest setting that suffices, with its effect, price and flag",
@@ -101,6 +97,19 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--json", action="store_true", help="print JSON, and nothing else, to stdout"
     )
+    parser.set_defaults(run=run, compat=None)
+    if with_engine_flags:
+        _add_base_flags(parser)
+
+
+def _add_base_flags(parser: argparse.ArgumentParser) -> None:
+    from engine.flags import (
+        add_engine_flags,
+        add_machine_flags,
+        add_swap_flags,
+        add_trace_flags,
+    )
+
     add_trace_flags(parser.add_argument_group("trace"))
     add_engine_flags(parser.add_argument_group("base: engine (vLLM's names)"))
     add_swap_flags(parser.add_argument_group("base: preemption"))
@@ -108,7 +117,6 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
     parser.add_argument(
         "--settings", metavar="FILE.json", help="the base's settings from a file"
     )
-    parser.set_defaults(run=run, compat=None)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -204,7 +204,7 @@ def test_a_settings_mistake_is_the_engines_own_sentence(
 
 def test_help_imports_no_compiler_and_no_torch() -> None:
     code = (
-        "import sys\nfrom analyzer.__main__ import build_parser\nbuild_parser().parse_args(['advise', 'x', '--goal', 'no-preemption'])\n"
+        "import sys\nfrom analyzer.__main__ import build_parser\nargv = ['advise', 'x', '--goal', 'no-preemption', '--tp', '2']\nbuild_parser(argv).parse_args(argv)\n"
         "print([m for m in ('numba', 'torch', 'streamlit') if m in sys.modules])"
     )
 
