@@ -103,6 +103,8 @@ class Watched:
             drawn(self, url)
             self.settle()
             self.clean_url = self.page.url
+        else:  # the URL is written before the page is drawn
+            self.settle()
         self.page.mouse.move(0, 0)
         self.page.evaluate(
             "() => document.querySelector('[data-testid=stMain]')?.scrollTo(0, 0)"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,13 +39,10 @@ def address(server: str) -> str:
 
 
 @pytest.fixture
-def page(chromium: Any, address: str) -> Iterator[Watched]:
+def page(shared_page: Watched, address: str) -> Watched:
     """The empty page at 1,280 px; at the end nothing may have gone wrong."""
-    with watched_page(chromium, 1280, 900) as found:
-        open_page(found, address)
-        yield found
-        assert found.errors == []
-        assert found.outside == []
+    shared_page.untouched(address, open_page)
+    return shared_page
 
 
 def open_page(page: Watched, url: str) -> None:
@@ -140,20 +136,21 @@ def test_the_log_of_other_software_gets_no_verdict_on_kv(page: Watched) -> None:
     page.page.get_by_text("it may be of other software").first.wait_for(timeout=WAIT_MS)
 
 
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light"), (1280, "dark"), (1920, "dark")])
+@pytest.mark.parametrize(("scheme", "widths"), [("light", [390]), ("dark", [1280, 1920])])
 def test_no_width_or_brightness_cuts_anything_off(
-    chromium: Any, address: str, width: int, scheme: str
+    chromium: Any, address: str, scheme: str, widths: list[int]
 ) -> None:
-    with watched_page(chromium, width, 900, scheme) as page:
+    with watched_page(chromium, widths[0], 900, scheme) as page:
         open_page(page, f"{address}?e=sample:one-rank-full")
         assert verdict(page) == "DP_IMBALANCE"
         wait_for_chart(page)
-        page.settle()
-        wide = page.page.evaluate(
-            "() => { const m = document.querySelector('[data-testid=stMain]'); return m.scrollWidth - m.clientWidth }"
-        )
-        page.picture(f"diagnose-{width}-{scheme}")
-        assert wide <= 0
+        for width in widths:
+            page.resize(width, 900)
+            wide = page.page.evaluate(
+                "() => { const m = document.querySelector('[data-testid=stMain]'); return m.scrollWidth - m.clientWidth }"
+            )
+            page.picture(f"diagnose-{width}-{scheme}")
+            assert wide <= 0, width
         assert page.errors == []
         assert page.outside == []
 
@@ -164,6 +161,51 @@ def test_a_click_on_a_sample_is_enough(page: Watched) -> None:
     assert verdict(page) == "CAPACITY_PREEMPTION"
     page.settle()
     assert "e=sample%3Av0-preemptions" in page.page.url or "sample:v0" in page.page.url
+
+
+def test_a_drag_gets_every_sample_of_that_part_and_the_link_shows_the_same(
+    page: Watched, chromium: Any, tmp_path: Path
+) -> None:
+    path = tmp_path / "long.log"
+    path.write_text("\n".join(v1(10 * i, i % 9, 0, float(i % 90), generation=100.0) for i in range(6_000)))  # fmt: skip
+    page.page.locator('input[type="file"]').set_input_files(path)
+    page.page.get_by_text("long.log").wait_for(timeout=WAIT_MS)
+    page.settle()
+    press(page)
+    verdict(page)
+    wait_for_chart(page)
+    page.settle()
+    inside = """() => {
+      const g = document.querySelector('.st-key-evidence_chart .js-plotly-plot'), x = g._fullLayout.xaxis;
+      const [a, b] = x.range.map(v => x.r2l(v)), shown = Array.from(g._fullData[0].x, v => x.d2l(v)).filter(v => v >= a && v <= b);
+      return [(b - a) / 1e4, shown.length];
+    }"""
+    samples, drawn = page.page.evaluate(inside)
+    assert samples > 5_990
+    assert drawn <= 1_510
+    area = page.page.locator(".st-key-evidence_chart .nsewdrag").first
+    area.scroll_into_view_if_needed()
+    box = area.bounding_box()
+
+    page.page.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 40)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 44, steps=6)
+    page.page.mouse.up()
+    page.page.wait_for_function("() => /zoom=/.test(location.search)", timeout=WAIT_MS)
+    page.settle()
+
+    samples, drawn = page.page.evaluate(inside)
+    assert samples == pytest.approx(618, rel=0.05), "a tenth of the axis, its margins included"
+    assert abs(drawn - samples) <= 2, "every sample of it"
+    with watched_page(chromium, 1280, 900) as again:
+        open_page(again, page.page.url)
+        wait_for_chart(again)
+        again.settle()
+        assert again.page.evaluate(inside) == pytest.approx([samples, drawn], rel=1e-3)
+        again.page.keyboard.press("0")
+        again.page.wait_for_function("() => !/zoom=/.test(location.search)", timeout=WAIT_MS)
+        again.settle()
+        assert again.page.evaluate(inside)[0] > 5_990
 
 
 @pytest.mark.shared
