@@ -30,7 +30,7 @@ from analyzer.lever_ladders import Ladder
 from analyzer.lever_price import price_of
 from analyzer.levers import Lever
 from analyzer.outcome import Outcome
-from analyzer.search import Found, Runs, smallest_that
+from analyzer.search import LONG, Found, Runs, smallest_that
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def answer_of(
             run,
             asked.ok,
             distance=asked.far,
-            far_first=asked.goal.metrics <= ladder.falls,
+            far_first=len(ladder.values) > LONG and asked.goal.metrics <= ladder.falls,
         )
         outcome = found.outcome
     else:

@@ -121,7 +121,7 @@ def bigger_devices(f: Facts) -> list[Ladder]:
 def concurrency(f: Facts) -> list[Ladder]:
     """Fewer at once than ever ran in the base; more only where all slots were taken."""
     ran = min(f.max_num_seqs, f.num_requests, f.max_running or f.num_requests)
-    fewer = less(range(ran - 1, 0, -1), PREEMPTIONS)
+    fewer = less(range(ran - 1, 0, -1))
     taken = f.max_running is not None and f.max_running >= f.max_num_seqs
     most = min(MOST_SEQS, f.num_requests)
     return [fewer, more(_doubled(f.max_num_seqs, most))] if taken else [fewer]
