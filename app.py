@@ -32,18 +32,10 @@ PAGES = (
     ("Sweeps", "grid_view", sweeps.page),
     ("Report", "ios_share", report.page),
 )
-shown = [
-    st.Page(
-        page,
-        title=title,
-        icon=f":material/{icon}:",
-        url_path=title.lower().replace(" ", "-"),
-        default=title == "Compare",
+by_path = {}
+for title, icon, page in PAGES:
+    path = title.lower().replace(" ", "-")
+    by_path[path] = st.Page(
+        page, title=title, icon=f":material/{icon}:", url_path=path, default=path == "compare"
     )
-    for title, icon, page in PAGES
-]
-# Not by `page.title`, which Streamlit knows only where it is running.
-by_path = {
-    title.lower().replace(" ", "-"): p for (title, *_), p in zip(PAGES, shown, strict=True)
-}
-shell.run(st.navigation(list(shown), position="top"), by_path)
+shell.run(st.navigation(list(by_path.values()), position="top"), by_path)
