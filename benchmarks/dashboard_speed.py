@@ -68,11 +68,19 @@ def _plot(key: str) -> str:
 
 
 _MAP = f"({_plot('block_map')} && document.querySelector('.st-key-block_map image'))"
-DRAWN = {
+_QUIET = (
+    "document.querySelector('[data-testid=stApp]').dataset.testScriptState === 'notRunning'"
+)
+_HEADED = f"() => document.querySelector('[data-testid=stMain] h1') && {_QUIET}"
+DRAWN = {  # by the link's name; a page that shows no part of the pair is there when it has a heading
     "Compare": CHART_DRAWN,
     "Preemptions": f"() => {_plot('around_chart')} && {_plot('preemptions_over_time')}",
     "Requests": f"() => {_plot('lanes')} && document.querySelector('.st-key-requests_csv button')",
     "Block map": f"() => {_MAP} || /ownership/.test(document.querySelector('[data-testid=stMain]').innerText)",
+    "Crossover": f"() => {_plot('cx_curves')} && {_plot('cx_map')} && {_QUIET}",
+    "What-if": _HEADED,
+    "Sweeps": _HEADED,
+    "Fleet": _HEADED,
     "Diagnose": "() => document.querySelector('[data-testid=stMain] textarea')",
     "Report": f"() => {_plot('report_timeline')}",
 }
