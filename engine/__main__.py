@@ -242,9 +242,12 @@ def _simulate(
 
 def warm_up_command(args: argparse.Namespace) -> int:
     """Compile the core into its cache; returns the exit code."""
+    from engine.fleet import warm_up_router
     from engine.simulator import warm_up
 
-    print(f"core compiled in {warm_up():.1f} s")
+    print(
+        f"core compiled in {warm_up():.1f} s, the router of replicas in {warm_up_router():.1f} s"
+    )
     return 0
 
 

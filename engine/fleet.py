@@ -12,6 +12,7 @@ all requests, filled one by one; until a row is filled, its arrival is the time 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +27,7 @@ from engine.core.state import REQUEST, State, Status, make_state
 from engine.simulator import Progress, SimulationResult, core_columns, simulate
 from traces.errors import SettingsError
 from traces.routing import Router, assign, pieces
-from traces.workload import Workload
+from traces.workload import ReadReport, Workload, make_workload
 
 REPLICA = "rank-{:02d}"
 _FIRST_ENDED = int(Status.FINISHED)  # this status and those after it: the request has ended
@@ -162,6 +163,15 @@ def route(
             if report is not None:
                 report(row / len(workload), f"routed {row:,} of {len(workload):,} requests")
     return chosen
+
+
+def warm_up_router() -> float:
+    """Compile what routing steps replicas with, or load it; returns the seconds it took."""
+    rows = {"arrival_s": [0.0, 1.0], "prompt_tokens": [1, 1], "output_tokens": [1, 1]}
+    workload = make_workload(rows, name="warm-up", report=ReadReport("warm-up"))
+    started = time.perf_counter()
+    route(workload, EngineSettings(num_gpu_blocks=4), 2, "least-tokens")
+    return time.perf_counter() - started
 
 
 @kernel

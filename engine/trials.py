@@ -19,10 +19,11 @@ from typing import Any
 
 import engine
 from engine.config import EngineSettings, Resolved, resolve
+from engine.fleet import route
 from engine.memory import GIB
 from engine.simulator import Progress, simulate
 from traces.errors import SettingsError
-from traces.routing import ROUTERS, split
+from traces.routing import ROUTERS, pieces
 from traces.schema import CLOSED_FILE, SCHEMA_VERSION
 from traces.workload import Workload
 
@@ -113,15 +114,23 @@ class Trials:
         settings = self.settings(changes)
         blocks = resolve(settings, concurrency=self.workload.concurrency).num_gpu_blocks
         paths = []
-        for part in self._parts(changes):
+        parts = self._parts(changes, settings, cancelled)
+        if parts is None:
+            return None
+        for part in parts:
             path = self._simulated(part, settings, progress, cancelled)
             if path is None:
                 return None
             paths.append(path)
         return Trial(dict(changes), settings, tuple(paths), blocks)
 
-    def _parts(self, changes: Mapping[str, Any]) -> tuple[Workload, ...]:
-        """The workload as each replica is asked it."""
+    def _parts(
+        self,
+        changes: Mapping[str, Any],
+        settings: EngineSettings,
+        cancelled: Callable[[], bool] | None,
+    ) -> tuple[Workload, ...] | None:
+        """The workload as each replica is asked it, routed on what the replicas hold; None where cancelled."""
         count, router = changes.get("replicas", 1), changes.get("router", ROUTERS[0])
         if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= MAX_REPLICAS:  # fmt: skip
             raise SettingsError(
@@ -133,7 +142,10 @@ class Trials:
         asked = self.workload.scale_rate(float(scale))
         if count == 1:
             return (asked,)
-        return tuple(part for part in split(asked, count, router) if len(part))
+        replica_of = route(asked, settings, count, router, cancelled=cancelled)
+        if replica_of is None:
+            return None
+        return tuple(part for part in pieces(asked, replica_of, count) if len(part))
 
     def _simulated(
         self,
