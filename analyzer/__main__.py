@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from traces.errors import KVReplayError
+from traces.errors import InvariantError, KVReplayError
 
 
 def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
@@ -73,9 +73,20 @@ def main(argv: list[str] | None = None) -> int:
     except KVReplayError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt as stop:
+        said = str(stop) or "stopped; nothing that was recorded before has changed"
+        print(said, file=sys.stderr)
+        return int(getattr(stop, "exit_code", 130))
     except BrokenPipeError:  # the reader, such as `head`, has what it wanted
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except InvariantError as error:
+        print(f"internal error, please report: {error}", file=sys.stderr)
+        return 3
+    except (OSError, OverflowError, ValueError, MemoryError) as error:
+        what = str(error).rstrip(".") or type(error).__name__
+        print(f"error: {what[:300]}. Check the paths and numbers given.", file=sys.stderr)
+        return 2
 
 
 def _summary(arguments: argparse.Namespace) -> int:

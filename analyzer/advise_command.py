@@ -135,8 +135,11 @@ def run(arguments: argparse.Namespace) -> int:
     from analyzer.advice_parts import MET, REACHED
     from analyzer.advice_text import print_advice
     from analyzer.goals import parse_goals
+    from analyzer.output import refuse_inside
 
     goal = parse_goals(arguments.goal)
+    if arguments.out is not None:
+        refuse_inside(arguments.out, arguments.trace)
     base = base_of(arguments)
     costs = costs_of(arguments.cost_per_gpu_hour, base.settings)
     with _folder(arguments.out) as folder:
@@ -313,9 +316,11 @@ def _folder(out: Path | None) -> Iterator[Path]:
         with tempfile.TemporaryDirectory(prefix="kv-replay-") as scratch:
             yield Path(scratch)
         return
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
+    from analyzer.output import make_folder
+
+    make_folder(out)
+    if any(out.iterdir()):
         raise SettingsError(f"--out {out} is there already and not empty. Give another folder.")
-    out.mkdir(parents=True, exist_ok=True)
     yield out
 
 

@@ -7,6 +7,7 @@ member is opened by itself. Where members lie on the fleet's axis is known in tr
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,10 +90,25 @@ def span_s(member: Member) -> tuple[float, float] | None:
         first = rows[0][1].read_row_group(0, columns=columns[:1])
         last_file = rows[-1][1]
         last = last_file.read_row_group(last_file.num_row_groups - 1, columns=columns)
-        begin, end = first[0][0].as_py(), last[0][-1].as_py() + last[1][-1].as_py()
+        begin, end = _seconds(first[0][0]), _seconds(last[0][-1]) + _seconds(last[1][-1])
     except (*DAMAGE, KeyError, IndexError, TypeError) as reason:
         raise _damaged(member, reason) from reason
-    return (float(begin), float(end)) if end > begin else None
+    if not (math.isfinite(begin) and math.isfinite(end)):
+        raise RecordingError(
+            member.label,
+            "table steps",
+            f"it runs from {begin:g} to {end:g} s, and a time must be finite",
+            f"`python -m analyzer summary` of {member.label} names the row.",
+        )
+    return (begin, end) if end > begin else None
+
+
+def _seconds(found: Any) -> float:
+    """A scalar of a column of times. Raises TypeError for text and for what is missing."""
+    value = found.as_py()
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise TypeError(f"a time is {str(value)[:40]!r}")
+    return float(value)
 
 
 def facts_of(member: Member) -> Facts:
@@ -167,10 +183,12 @@ def _bucketed(steps: pl.LazyFrame, offset_s: float, grid: Grid) -> pl.DataFrame:
     begin = pl.col("t_start_s") + offset_s
     share = pl.when(pool > 0).then(used / pool).otherwise(0.0)
     is_full = (used * 100 >= FULL_PERCENT * pool) & (pool > 0)
-    bad = (used < 0) | (free < 0) | (duration < 0) | ~begin.is_finite()
+    bad = (used < 0) | (free < 0) | (duration < 0) | ~begin.is_finite() | ~duration.is_finite()
     running, waiting = pl.col("num_running"), pl.col("num_waiting")
     return (
-        steps.filter(begin + duration >= grid.start_s, begin < grid.end_s)
+        steps.filter(
+            begin + duration >= grid.start_s, (begin < grid.end_s) | begin.is_nan()
+        )
         .group_by(
             bucket=((begin - grid.start_s) / grid.width_s).floor().clip(0, grid.num_buckets - 1).cast(pl.Int32)
         )

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from traces.errors import SettingsError
+from traces.paths import is_folder
 
 
 def check_suffix(out: Path, known: tuple[str, ...]) -> str:
@@ -23,6 +24,32 @@ def check_suffix(out: Path, known: tuple[str, ...]) -> str:
             f"End the name in {', '.join(known[:-1])} or {known[-1]}."
         )
     return kind
+
+
+def refuse_inside(out: Path, given: Iterable[str | None]) -> None:
+    """Raise SettingsError where `out` is one of the recordings that are read, or lies in one: to write
+    there would lose it, or change what it says. given: their paths as the user wrote them."""
+    try:
+        target = out.resolve()
+        places = [(path, Path(path).resolve()) for path in given if path is not None]
+    except (OSError, RuntimeError, ValueError):
+        return  # whoever opens or writes it says what is wrong with it
+    for path, place in places:
+        if target == place or place in target.parents:
+            raise SettingsError(
+                f"--out {out} is {path} itself, or lies in it, and that is only read. Give another place."
+            )
+
+
+def make_folder(out: Path) -> None:
+    """The folder that --out names, made where it is not there. Raises SettingsError."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:
+        said = (error.strerror if isinstance(error, OSError) else None) or error
+        raise SettingsError(
+            f"--out {str(out)[:120]!r}: no folder can be made there ({said}). Give another place."
+        ) from None
 
 
 def write_whole(out: Path, data: bytes) -> None:
@@ -40,9 +67,11 @@ def fresh_file(out: Path) -> Iterator[Path]:
 
     Raises SettingsError where it cannot be written.
     """
-    if out.is_dir():
+    if "\0" in str(out):
+        raise SettingsError(f"{str(out)[:60]!r} is no name of a file. Give another.")
+    if is_folder(out):
         raise SettingsError(f"{out.name} is a folder. Give the name of a file in it.")
-    if not out.parent.is_dir():
+    if not is_folder(out.parent):
         raise SettingsError(
             f"{out.name}: there is no folder {out.parent.name!r} to write it to. Make it first, or give another."
         )
@@ -58,7 +87,7 @@ def fresh_file(out: Path) -> Iterator[Path]:
         os.replace(temporary, out)
     except OSError as error:
         raise SettingsError(
-            f"{out.name} cannot be written ({error.strerror or error}). Free the space, or give another place."
+            f"{out.name[:120]} cannot be written ({error.strerror or error}). Free the space, or give another place."
         ) from None
     finally:
         if temporary is not None:

@@ -67,13 +67,14 @@ def _add_export(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -
 def report(arguments: argparse.Namespace) -> int:
     """Write the report; returns the exit code 0. Raises KVReplayError."""
     from analyzer import browser
-    from analyzer.output import check_suffix
+    from analyzer.output import check_suffix, refuse_inside
     from analyzer.report import SUFFIXES, write_report
     from analyzer.report_contents import Ask, parse_range
 
     # What can be wrong without reading a recording is said before it is read.
     if check_suffix(arguments.out, SUFFIXES) != ".html":
         browser.find()
+    refuse_inside(arguments.out, (arguments.a, arguments.b))
     ask = Ask(
         arguments.title,
         arguments.notes,
@@ -91,10 +92,11 @@ def report(arguments: argparse.Namespace) -> int:
 def export(arguments: argparse.Namespace) -> int:
     """Write the trace or the data; returns the exit code 0. Raises KVReplayError."""
     from analyzer.exports import SUFFIXES, write_export
-    from analyzer.output import check_suffix
+    from analyzer.output import check_suffix, refuse_inside
     from analyzer.report_contents import parse_range
 
     check_suffix(arguments.out, SUFFIXES)
+    refuse_inside(arguments.out, (arguments.a, arguments.b))
     part = parse_range(arguments.range)
     with _runs(arguments) as runs:
         notes = write_export(arguments.out, runs, part, arguments.table)

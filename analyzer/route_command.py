@@ -65,12 +65,15 @@ def route(arguments: argparse.Namespace) -> int:
     from analyzer.fleet_figures import figures_of_folder, fleet_figures
     from analyzer.fleet_routing import AS_RECORDED, RECORDED, Variant, how_known
     from analyzer.fleet_series import read_fleet
+    from analyzer.output import refuse_inside
     from engine.fleet_trials import FleetTrials, settings_of_ranks
     from traces.errors import SettingsError
     from traces.fleet import open_fleet
     from traces.fleet_requests import requests_of
 
     goal = parse_goal(arguments.goal)
+    if arguments.out is not None:
+        refuse_inside(arguments.out, [arguments.fleet])
     series = read_fleet(open_fleet(arguments.fleet))
     requests = requests_of(series.clock, series.label)
     settings = settings_of_ranks(requests)
@@ -137,9 +140,11 @@ def _settings_note(settings: tuple[Any, ...]) -> Iterator[str]:
 
 @contextmanager
 def _folder(out: Path | None) -> Iterator[Path]:
-    """Where simulated fleets lie: kept where the user said so."""
+    """Where simulated fleets lie: kept where the user said so. Raises SettingsError."""
+    from analyzer.output import make_folder
+
     if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         yield out
         return
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as folder:

@@ -32,6 +32,8 @@ ALIASES = {
 }
 BOUNDS = ("ttft_s", "tpot_s", "e2e_s", "queue_s", "max_itl_s")
 MAX_CELLS = 10_000
+MAX_SEEDS = 100_000
+_LARGEST_SEED = 2**63 - 1  # that a column of the table holds
 _SECTIONS = ("name", "seeds", "traces", "settings", "grid", "zip", "bounds")
 _TRACE_KEYS = ("path", "synthetic", "map", "time_unit")
 # Not a setting of a cell: seeds vary it, and a sweep's clock is never read from a recording.
@@ -152,6 +154,10 @@ def read_spec(path: str | Path) -> SweepSpec:
         raise SettingsError(f"{path.name}: cannot be read ({error}).") from None
     except tomllib.TOMLDecodeError as error:
         raise SettingsError(f"{path.name}: not TOML: {error}.") from None
+    except (RecursionError, ValueError):  # what tomllib leaves to Python
+        raise SettingsError(
+            f"{path.name}: not a sweep: it holds a number of thousands of digits, or tables in tables without end. docs/sweeps.md shows one."
+        ) from None
     try:
         return _from_document(document, path)
     except SettingsError as error:
@@ -218,12 +224,14 @@ def _named_trace(name: str, value: Any, folder: Path) -> TraceSpec:
     if ("path" in value) == ("synthetic" in value):
         raise SettingsError(f"{where}: give either path or synthetic.")
     if "synthetic" in value:
-        if not isinstance(value["synthetic"], Mapping):
+        if not isinstance(value["synthetic"], Mapping) or not value["synthetic"]:
             raise SettingsError(
                 f"{where}.synthetic must be a table such as {{num_requests = 500, rate_per_s = 4, prompt = 800, output = 200}}."
             )
         return TraceSpec(name, synthetic=dict(value["synthetic"]))
     paths = value["path"] if isinstance(value["path"], list) else [value["path"]]
+    if not paths:
+        raise SettingsError(f"{where}.path is an empty list. Give the path of a trace.")
     mapping = value.get("map", {})
     if not isinstance(mapping, Mapping):
         raise SettingsError(f"{where}.map must be a table of role = column.")
@@ -246,7 +254,17 @@ def trace_of(text: str, folder: Path | None = None) -> TraceSpec:
 def _at(text: str, folder: Path) -> str:
     if text.startswith(SAMPLE_PREFIX):
         return text
-    return str((folder / Path(text).expanduser()).resolve())
+    try:
+        return str((folder / Path(text).expanduser()).resolve())
+    except (
+        RuntimeError,
+        OSError,
+        ValueError,
+    ) as error:  # ~ of nobody, links in a circle, a NUL
+        said = str(error).rstrip(".")
+        raise SettingsError(
+            f"the trace {text[:60]!r} cannot be looked for ({said[:200]}). Give a path that exists, or sample:NAME."
+        ) from None
 
 
 def _string(value: Any, where: str) -> str:
@@ -290,7 +308,7 @@ def _list(name: str, given: Any, where: str) -> list[Any]:
 
 def _plain(value: Any, where: str) -> Any:
     """A value as EngineSettings takes it: lists as tuples, "none" as None."""
-    if isinstance(value, list):
+    if isinstance(value, list) and not any(isinstance(v, (list, Mapping)) for v in value):
         return tuple(value)
     if isinstance(value, str) and value.lower() == "none":
         return None
@@ -334,12 +352,20 @@ def _near(name: str, names: Sequence[str]) -> str:
 def _seeds(given: Any) -> tuple[int, ...]:
     if not isinstance(given, list) or not given:
         raise SettingsError(f"seeds must be a list of whole numbers, not {given!r}.")
+    _check_num_seeds(len(given))
     for seed in given:
         if isinstance(seed, bool) or not isinstance(seed, int) or seed < 0:
             raise SettingsError(f"seeds: {seed!r} is not a whole number of at least 0.")
+        if seed > _LARGEST_SEED:
+            raise SettingsError(f"seeds: one is too large. Give at most {_LARGEST_SEED:,}.")
     if (again := _first_again(given)) is not None:
         raise SettingsError(f"seeds: {given[again]} is given twice. Leave one out.")
     return tuple(given)
+
+
+def _check_num_seeds(num: int) -> None:
+    if num > MAX_SEEDS:
+        raise SettingsError(f"seeds: more than {MAX_SEEDS:,} are given. Give fewer.")
 
 
 def _bounds(given: Mapping[str, Any], where: str = "[bounds]") -> dict[str, float]:
@@ -416,6 +442,9 @@ def parse_seeds(text: str) -> tuple[int, ...]:
     """'0,1,2', or '0-9'. Raises SettingsError."""
     first, dash, last = text.partition("-")
     if dash and first.strip().isdecimal() and last.strip().isdecimal():
+        if max(len(first), len(last)) > len(str(_LARGEST_SEED)) + 1:
+            raise SettingsError(f"seeds: give at most {_LARGEST_SEED:,}.")
+        _check_num_seeds(int(last) - int(first) + 1)
         return _seeds(list(range(int(first), int(last) + 1)))
     return _seeds([parse_value(v) for v in text.split(",")])
 
