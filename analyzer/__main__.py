@@ -65,8 +65,8 @@ def build_parser(argv: Sequence[str] = ()) -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, or 2 for what the user can mend."""
     argv = sys.argv[1:] if argv is None else argv
-    arguments = build_parser(argv).parse_args(argv)
     try:
+        arguments = build_parser(argv).parse_args(argv)
         if hasattr(arguments, "run"):
             return int(arguments.run(arguments))
         return _summary(arguments) if arguments.command == "summary" else _compare(arguments)

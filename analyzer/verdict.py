@@ -207,7 +207,8 @@ def _amount(fact: Fact, in_steps: bool) -> str:
     values = f"({show_move(fact.a, fact.b, in_steps)})"
     change = percent(abs(fact.delta_frac))
     if fact.name == "duration":
-        return f"{change} {'sooner' if fact.b < fact.a else 'later'} {values}"
+        turn = f"{'sooner' if fact.b < fact.a else 'later'} {values}"
+        return f"{change} {turn}" if fact.a else turn
     return f"{fact.name} by {change} {values}" if fact.a else f"{fact.name} {values}"
 
 

@@ -31,6 +31,7 @@ from traces.sweep_schema import (
 
 SPEC_FILE, CELLS_FILE, LOCK_FILE = "sweep.json", "cells.jsonl", ".lock"
 RECORDINGS = "recordings"
+_MOST_OF_PATH = 200  # characters, in a sentence
 _OURS = (SPEC_FILE, CELLS_FILE, LOCK_FILE, TABLE_FILE, RECORDINGS)
 
 
@@ -66,11 +67,11 @@ def open_folder(path: str | Path, spec: SweepSpec, *, extend: bool = False) -> I
 
 
 def _prepare(path: Path) -> None:
-    if path.is_file():
-        raise SettingsError(
-            f"{path}: a file of that name exists. Give another --out directory."
-        )
     try:
+        if path.is_file():
+            raise SettingsError(
+                f"{path}: a file of that name exists. Give another --out directory."
+            )
         path.mkdir(parents=True, exist_ok=True)
         found = sorted(p.name for p in path.iterdir())
         if (foreign := [n for n in found if n not in _OURS and not n.startswith(".")]) and (
@@ -79,13 +80,18 @@ def _prepare(path: Path) -> None:
             raise SettingsError(
                 f"{path}: the directory holds {foreign[0]!r} and no sweep. Give another --out directory."
             )
+        for name in (TABLE_FILE, CELLS_FILE, SPEC_FILE):
+            if (path / name).is_dir():
+                raise SettingsError(
+                    f"{path}: {name} is a directory there, not a file of a sweep. Give another --out directory."
+                )
         probe = path / ".writable"
         probe.touch()
         probe.unlink()
     except (OSError, ValueError) as error:
         why = getattr(error, "strerror", None) or error
         raise SettingsError(
-            f"{str(path)!r}: cannot write there ({why}). Give another --out directory."
+            f"{str(path)[:_MOST_OF_PATH]!r}: cannot write there ({why}). Give another --out directory."
         ) from None
 
 
@@ -127,7 +133,8 @@ def _claim(path: Path, spec: SweepSpec, extend: bool) -> tuple[str, ...]:
 
 
 def _nameless(document: Any) -> dict[str, Any]:
-    return {k: v for k, v in (document or {}).items() if k != "name"}
+    found = document if isinstance(document, Mapping) else {}
+    return {k: v for k, v in found.items() if k != "name"}
 
 
 def _read_document(path: Path) -> dict[str, Any] | None:

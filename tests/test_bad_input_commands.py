@@ -211,3 +211,71 @@ def test_a_rank_of_text_where_times_should_be_is_left_out_and_named(
     assert analyze(["summary", str(tmp_path)]) == 0
 
     assert "r1 was left out" in capsys.readouterr().out
+
+
+def test_ctrl_c_before_a_command_began_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(argv: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("analyzer.__main__.build_parser", interrupted)
+
+    assert analyze(["summary", "run"]) == 130
+    assert capsys.readouterr().err.startswith("stopped")
+
+
+def test_a_name_of_thousands_of_characters_leaves_the_fault_readable(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    line = said(capsys, analyze(["summary", "x" * 5000]))
+
+    assert "it cannot be opened" in line
+
+
+def test_a_run_that_took_no_time_is_not_said_to_be_a_share_faster(
+    tmp_path: Path, recording: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    empty = write(tmp_path / "empty")
+
+    assert analyze(["compare", str(empty), str(recording)]) == 0
+
+    assert "B (run) finishes later (0 -> 3.00 s)" in capsys.readouterr().out
+
+
+# ---- the folder of a sweep ---------------------------------------------------------------------------
+
+SWEEP = ["sweep", "sample:chat", "--grid", "kv_tokens=24000", "--jobs", "1"]
+
+
+@pytest.mark.parametrize("name", ["sweep.parquet", "cells.jsonl", "sweep.json"])
+def test_a_directory_where_a_sweep_keeps_a_file_is_said_before_anything_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    (tmp_path / "out" / name).mkdir(parents=True)
+    (tmp_path / "out" / "sweep.json").touch() if name != "sweep.json" else None
+
+    line = said(capsys, engine([*SWEEP, "--out", str(tmp_path / "out")]))
+
+    assert f"{name} is a directory" in line
+
+
+def test_a_sweep_out_that_no_folder_can_be_called_is_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = said(capsys, engine([*SWEEP, "--out", str(tmp_path / ("x" * 300))]))
+
+    assert "cannot write there" in line
+
+
+@pytest.mark.parametrize("text", ['{"sweep": "x"}', '{"sweep": [1], "engine": {}}', "[1]"])
+def test_a_sweep_json_of_something_else_is_no_traceback(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "sweep.json").write_text(text)
+
+    line = said(capsys, engine([*SWEEP, "--out", str(tmp_path / "out")]))
+
+    assert "another sweep" in line or "is damaged" in line
+    assert (tmp_path / "out" / "sweep.json").read_text() == text

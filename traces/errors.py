@@ -9,6 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+_MOST_OF_NAME = 255  # characters; no file system has longer ones
+
 
 class KVReplayError(Exception):
     """Something a user can mend; `str(error)` is one readable sentence or two."""
@@ -28,7 +30,8 @@ class FileError(KVReplayError):
     remedy: str
 
     def __str__(self) -> str:
-        where = f"{Path(self.file).name}"
+        name = Path(self.file).name
+        where = name if len(name) <= _MOST_OF_NAME else f"{name[:_MOST_OF_NAME]}..."
         if self.place:
             where += f", {self.place}"
         return f"{where}: {self.fault.rstrip('.')}. {self.remedy}"
