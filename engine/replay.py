@@ -29,10 +29,11 @@ def settings_of(meta: Meta, **changes: Any) -> EngineSettings:
     """The settings under which a recording was made, with `changes`.
 
     Of a recording from vLLM 0.26.0, compat is that version, so that its known faults are replayed
-    too, and the device is the one that the server found. A model or device that is no preset is
-    replaced by the default one, with a warning: it changes modelled times and bytes, no decision.
+    too, and the device is the one that the server found. A recorded model or device that is no preset
+    is replaced by the default one, with a warning: it changes modelled times and bytes, no decision.
 
-    Raises: SettingsError where the metadata hold a setting that cannot be.
+    Raises: SettingsError where the metadata hold a setting that cannot be, or `changes` name a model or
+    device that there is not.
     """
     said = {
         f.name: meta.settings[f.name] for f in fields(EngineSettings) if f.name in meta.settings
@@ -48,6 +49,8 @@ def settings_of(meta: Meta, **changes: Any) -> EngineSettings:
     for name, load in (("model", load_model), ("device", load_device)):
         value = values.get(name)
         if isinstance(value, str) and not _is_known(load, value):
+            if name in changes:
+                load(value)  # says what there is instead
             default = getattr(EngineSettings(), name)
             warnings.warn(
                 f"{name} {values[name]!r} is not known here: times and bytes are those of {default}",

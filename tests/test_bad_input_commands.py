@@ -9,7 +9,7 @@ import pytest
 
 from analyzer.__main__ import main as analyze
 from engine.__main__ import main as engine
-from tests.builders import make_requests, make_steps, write
+from tests.builders import make_meta, make_requests, make_steps, write
 from tests.fleet_builders import rank
 from traces import samples
 from traces.recording import open_recording
@@ -279,3 +279,29 @@ def test_a_sweep_json_of_something_else_is_no_traceback(
 
     assert "another sweep" in line or "is damaged" in line
     assert (tmp_path / "out" / "sweep.json").read_text() == text
+
+
+def test_a_device_that_there_is_not_is_no_other_device(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = write(
+        tmp_path / "run",
+        make_steps([1, 2, 3]),
+        requests=make_requests([{**ONE, "output_tokens": 2, "first_scheduled_s": 0.0}]),
+        meta=make_meta(clock="measured", executor="torch"),
+    )
+
+    line = said(capsys, analyze(["validate", str(made), "--device", "h10-sxm"]))
+
+    assert "the device 'h10-sxm' is not known" in line
+
+
+def test_a_row_of_another_age_of_the_world_is_told_in_few_digits(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trace = tmp_path / "t.csv"
+    trace.write_text("arrival_s,prompt_tokens,output_tokens\n0,5,5\n3.15576e107,5,5\n")
+
+    line = said(capsys, analyze(["advise", str(trace), "--goal", "no-preemption"]))
+
+    assert "row 2, arrival_s: it is 1e+100 years from the first row" in line

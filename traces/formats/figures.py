@@ -73,10 +73,12 @@ def _refuse_absurd_span(name: str, arrivals: pl.Series) -> None:
     far = (arrivals.abs() > MAX_SPAN_S).fill_null(False).arg_true()
     if len(far):
         row = int(far[0])
+        years = arrivals[row] / 31_557_600
+        said = f"{years:,.0f}" if abs(years) < 1e12 else f"{years:.3g}"
         raise WorkloadError(
             name,
             f"row {row + 1}, arrival_s",
-            f"it is {arrivals[row] / 31_557_600:,.0f} years from the first row",
+            f"it is {said} years from the first row",
             "Check the unit of the times (--time-unit), or correct the row.",
         )
 
