@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import ModuleType
 
 import polars as pl
 import pytest
@@ -35,6 +36,12 @@ from traces.sweep_schema import METADATA_KEY
 
 ROOT = Path(__file__).parent.parent
 TWO_BY_TWO = ("num_gpu_blocks=5,9", "preemption=recompute,swap")
+
+
+@pytest.fixture(autouse=True)
+def no_main_to_run_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A started process runs the main module again, and a page under test leaves its script there."""
+    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
 
 
 def spec_file(folder: Path, text: str) -> Path:
@@ -468,7 +475,14 @@ def test_a_stopped_command_leaves_what_ended_readable_and_goes_on_from_there(
     command[command.index("num_gpu_blocks=5-")] = f"num_gpu_blocks={values}"
     journal = tmp_path / "out" / "cells.jsonl"
 
-    running = subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True)
+    running = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        stderr=subprocess.PIPE,
+        text=True,
+        # Where the tests run in the background, a shell has SIGINT ignored for all below it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and not (
         journal.exists() and journal.read_bytes().count(b"\n") > 3

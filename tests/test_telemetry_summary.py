@@ -120,6 +120,12 @@ def test_a_fleet_gives_a_row_a_rank_and_totals(tmp_path: Path) -> None:
         "peak_used_frac": 1.0,
         "busiest_rank": "rank-00",
         "preemptions_max_frac": 1.0,
+        # Used, of the pool, second by second: 1.0, 0.5, 0.0 and 0.4 throughout.
+        "imbalance": pytest.approx(1.9 / 1.35),
+        "peak_imbalance": pytest.approx(1.0 / 0.7),
+        "full_while_room_frac": pytest.approx(1 / 3),
+        "waiting_fits_frac": None,
+        "waiting_fits_mean": None,
     }
 
 

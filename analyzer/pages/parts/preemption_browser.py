@@ -404,6 +404,7 @@ def _links(row: Mapping[str, Any], run: Run) -> None:
             ":material/view_timeline:",
             request=request_id,
         )
+        shell.link_to("crossover", "From which length swap is cheaper", ":material/alt_route:")
 
 
 def _other_run(
