@@ -27,7 +27,7 @@ from engine.flags import (
     read_settings,
     read_workload,
 )
-from engine.progress import print_notes, print_unfinished, progress_bar
+from engine.progress import note_compiling, print_notes, print_unfinished, progress_bar
 from engine.run_command import add_run_parser
 from engine.sweep_command import add_sweep_parser
 from traces.errors import InvariantError, KVReplayError, RecordingError, SettingsError
@@ -193,6 +193,9 @@ def _simulate(
     times: RecordedTimes | None = None,
 ) -> int:
     """Run, record and print what came of it; returns the exit code."""
+    from engine.config import resolve
+
+    note_compiling()
     if args.decisions:
         from engine.decisions import write_decisions
 
@@ -236,7 +239,9 @@ def _simulate(
     if args.json:
         print(json.dumps(result))
     else:
-        _print_result(result, workload)
+        run = resolve(settings, concurrency=workload.concurrency)
+        machine = f"{run.model.name} on {run.device.name}, {run.pool_blocks:,} KV blocks of {settings.block_size:,} tokens"
+        _print_result(result, workload, machine)
     return 0
 
 
@@ -251,7 +256,7 @@ def warm_up_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _print_result(result: dict[str, Any], workload: Workload) -> None:
+def _print_result(result: dict[str, Any], workload: Workload, machine: str) -> None:
     print_notes(workload)
     line = f"{result['status']}: {len(workload):,} requests"
     if "num_steps" in result:
@@ -260,6 +265,7 @@ def _print_result(result: dict[str, Any], workload: Workload) -> None:
             f"{result['duration_s']:,.1f} s of engine time in {result['wall_s']:.1f} s"
         )
     print(line)
+    print(f"with {machine}")
     print_unfinished(result["status"], result.get("num_unfinished", 0))
     print(f"recording: {result['out']}  (python -m analyzer summary {result['out']})")
 

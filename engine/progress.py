@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,6 +18,19 @@ _WHY_UNFINISHED = {
     "livelock": "No new token came for livelock_steps steps: requests preempt themselves for ever. Give a larger pool, or leave --compat away.",
     "max_steps": "The run was cut at max_steps.",
 }
+
+
+def note_compiling() -> None:
+    """Say on stderr that the core is compiled first, where this machine has not done so yet."""
+    from numba.core import config
+
+    from engine.core.jit import cache_folder
+
+    if not config.DISABLE_JIT and not any(cache_folder().rglob("loop.run_chunk*.nbi")):
+        print(
+            "compiling the scheduler first, once for this machine: a minute and a half on a small core",
+            file=sys.stderr,
+        )
 
 
 @contextmanager
