@@ -160,7 +160,7 @@ def _check_numbers(args: argparse.Namespace) -> None:
     ):
         if value is not None and value < least:
             raise SettingsError(f"{flag} must be at least {least}, not {value}.")
-    if args.jobs is not None and args.ray:
+    if args.jobs is not None and args.ray is not None:
         raise SettingsError(
             "--jobs is for processes on this machine. Leave it away with --ray."
         )
@@ -209,7 +209,7 @@ def _check_count(spec: SweepSpec, args: argparse.Namespace) -> None:
 
 
 def _executor(spec: SweepSpec, args: argparse.Namespace) -> Executor:
-    if args.ray:
+    if args.ray is not None:
         from engine.sweep_ray import RayTasks
 
         return RayTasks(args.ray, spec, share=args.ray_share, ship_code=args.ray_ship_code)

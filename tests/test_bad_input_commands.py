@@ -305,3 +305,13 @@ def test_a_row_of_another_age_of_the_world_is_told_in_few_digits(
     line = said(capsys, analyze(["advise", str(trace), "--goal", "no-preemption"]))
 
     assert "row 2, arrival_s: it is 1e+100 years from the first row" in line
+
+
+def test_an_empty_address_of_ray_is_no_address(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given = ["sweep", "sample:chat", "--grid", "kv_tokens=24000", "--ray", ""]
+
+    assert engine([*given, "--out", str(tmp_path / "out")]) == 2
+
+    assert "--ray '' is no address" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from streamlit.testing.v1 import AppTest
 from analyzer.pages.parts.store import Store
 from tests.builders import make_meta, make_requests, make_steps, write
 from tests.preemption_worlds import run_of
+from traces.errors import FileError
 from traces.open import open_workload
 
 TIMEOUT_S = 120
@@ -199,3 +200,48 @@ def test_an_infinite_time_of_a_foreign_parquet_is_said_and_the_view_stays(
     assert "inf is not a time" in app.error[0].value.replace("\\", "")
     assert [t.value for t in app.title] == ["Previous result: A recompute against B swap"]
     assert app.get("plotly_chart")
+
+
+# ---- what is linked where it lies -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "fault"),
+    [
+        ("x" * 5000, "cannot be opened"),
+        ("a\0b", "cannot be used"),
+        ("~nobody-of-that-name/x", "there is no such file or folder"),
+        ("gone", "there is no such file or folder"),
+    ],
+)
+def test_a_path_that_the_system_refuses_is_a_sentence_not_a_fault_of_the_product(
+    store: Store, path: str, fault: str
+) -> None:
+    with pytest.raises(FileError) as refused:
+        store.link(Path(path))
+
+    assert fault in str(refused.value)
+    assert len(str(refused.value)) < 500
+
+
+def test_a_folder_of_far_too_many_files_is_refused_before_they_are_counted(
+    store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("analyzer.pages.parts.store.MOST_FILES", 3)
+    (tmp_path / "disk" / "below").mkdir(parents=True)
+    for i in range(4):
+        (tmp_path / "disk" / "below" / f"{i}").touch()
+
+    with pytest.raises(FileError, match="more than 3 files lie below this folder"):
+        store.link(tmp_path / "disk")
+
+
+def test_what_must_not_be_looked_into_is_left_out_of_a_linked_folder(
+    store: Store, tmp_path: Path
+) -> None:
+    folder = good(tmp_path / "run")
+    whole = store.link(folder)
+    (folder / "gone").symlink_to(tmp_path / "nowhere")
+    (folder / "loop").symlink_to(folder / "loop")
+
+    assert store.link(folder).num_bytes == whole.num_bytes

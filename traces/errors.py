@@ -30,7 +30,7 @@ class FileError(KVReplayError):
     remedy: str
 
     def __str__(self) -> str:
-        name = Path(self.file).name
+        name = Path(self.file).name or str(self.file)
         where = name if len(name) <= _MOST_OF_NAME else f"{name[:_MOST_OF_NAME]}..."
         if self.place:
             where += f", {self.place}"

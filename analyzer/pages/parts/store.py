@@ -13,6 +13,7 @@ import json
 import os
 import re
 import shutil
+import stat
 import sys
 import tempfile
 import time
@@ -24,12 +25,14 @@ from typing import BinaryIO
 
 from traces.errors import FileError
 from traces.mapped_tables import set_aside
+from traces.paths import path_kind
 
 CHUNK_BYTES = 4 * 2**20
 KEEP_ENTRIES = 12
 KEEP_RUNS = 400  # a what-if makes some 30 small ones
 KEEP_RUN_BYTES = 4 * 2**30
 KEEP_BYTES = 8 * 2**30  # of uploads, and as much again of tables
+MOST_FILES = 200_000  # below a folder that is linked
 STALE_S = 86_400.0  # a file in the making that is older was left behind
 _ID = re.compile(r"[0-9a-f]{32}")
 
@@ -102,17 +105,19 @@ class Store:
 
     def link(self, path: Path) -> Entry:
         """Remember a file or folder of this machine where it lies. Raises FileError."""
-        path = path.expanduser()
-        if not path.exists():
+        with suppress(RuntimeError):  # ~ of nobody: there is no such file
+            path = path.expanduser()
+        if not _is_there(path):
+            fault = path_kind(path)[1] or "there is no such file or folder"
             raise FileError(
                 path,
                 "",
-                "there is no such file or folder",
+                fault,
                 "Check the path; it is read on the machine that runs this page.",
             )
         path = path.resolve()
-        num_bytes = _size(path)
-        stamp = f"{path}\0{_newest(path)}\0{num_bytes}"
+        num_bytes, newest = _looked_over(path)
+        stamp = f"{path}\0{newest}\0{num_bytes}"
         key = hashlib.blake2b(stamp.encode(), digest_size=16).hexdigest()
         return self._keep(Entry(key, path.name, str(path), num_bytes, True, time.time()))
 
@@ -159,8 +164,8 @@ class Store:
                     if time.time() - path.stat().st_mtime > STALE_S:
                         shutil.rmtree(path, ignore_errors=True)
                 continue
-            with suppress(OSError):  # it may go while it is counted
-                total += _size(path)
+            with suppress(OSError, FileError):  # it may go while it is counted
+                total += _looked_over(path)[0]
             num += 1
             if num > KEEP_RUNS or (num > 1 and total > KEEP_RUN_BYTES):
                 shutil.rmtree(path, ignore_errors=True)
@@ -228,10 +233,36 @@ def _suffixes(name: str) -> str:
     return "".join(kept).lower()
 
 
-def _size(path: Path) -> int:
-    if path.is_file():
-        return path.stat().st_size
-    return sum(p.stat().st_size for p in path.rglob("*") if p.is_file())
+def _is_there(path: Path) -> bool:
+    try:
+        return path.exists()
+    except OSError:  # a name that is too long, a folder that must not be looked into
+        return False
+
+
+def _looked_over(path: Path) -> tuple[int, int]:
+    """(bytes, last change in ns) of a file, or of all files below a folder; what must not be looked into
+    is left out. Raises FileError for a folder of far more files than recordings have."""
+    own = path.stat()
+    if not path.is_dir():
+        return own.st_size, own.st_mtime_ns
+    num, num_bytes, newest = 0, 0, own.st_mtime_ns
+    for folder, _, names in os.walk(path):
+        num += len(names)
+        if num > MOST_FILES:
+            raise FileError(
+                path.name or str(path),
+                "",
+                f"more than {MOST_FILES:,} files lie below this folder",
+                "Give the folder of the recording itself, or the one that ranks wrote into.",
+            )
+        for name in names:
+            with suppress(OSError):
+                found = os.stat(os.path.join(folder, name))
+                if stat.S_ISREG(found.st_mode):
+                    num_bytes += found.st_size
+                    newest = max(newest, found.st_mtime_ns)
+    return num_bytes, newest
 
 
 def _disk_bytes(path: Path) -> int:
@@ -247,10 +278,3 @@ def _by_use(folder: Path) -> list[Path]:
         with suppress(OSError):
             found.append((path.stat().st_mtime, path))
     return [path for _, path in sorted(found, reverse=True)]
-
-
-def _newest(path: Path) -> int:
-    stamps = (
-        [p.stat().st_mtime_ns for p in path.rglob("*") if p.is_file()] if path.is_dir() else []
-    )
-    return max([path.stat().st_mtime_ns, *stamps])
