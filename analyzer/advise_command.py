@@ -242,6 +242,8 @@ def _validated(path: str, recording: Recording, planned: Plan, anyway: bool) -> 
 
 def costs_of(texts: list[str], settings: EngineSettings) -> Mapping[str, float]:
     """Device -> money an hour of one GPU. Raises SettingsError."""
+    from engine.devices import load_device
+
     found: dict[str, float] = {}
     for text in texts:
         device, equals, number = text.rpartition("=")
@@ -253,6 +255,8 @@ def costs_of(texts: list[str], settings: EngineSettings) -> Mapping[str, float]:
             raise SettingsError(
                 f"--cost-per-gpu-hour {text!r} is not a price. Give a number such as 2.5, or DEVICE=2.5."
             )
+        if device and device != str(settings.device):
+            load_device(device, warn=False)  # says what there is, of a name that is none
         found[device or str(settings.device)] = cost
     return found
 

@@ -315,3 +315,13 @@ def test_an_empty_address_of_ray_is_no_address(
     assert engine([*given, "--out", str(tmp_path / "out")]) == 2
 
     assert "--ray '' is no address" in capsys.readouterr().err
+
+
+def test_a_price_of_a_device_that_there_is_not_is_refused_not_forgotten(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = ["advise", "sample:chat", "--goal", "no-preemption", "--max-requests", "5"]
+
+    line = said(capsys, analyze([*given, "--cost-per-gpu-hour", "h10=2.5"]))
+
+    assert "the device 'h10' is not known" in line
