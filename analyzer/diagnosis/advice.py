@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from analyzer.diagnosis.capping import cost_of_cap, is_far_below, runs_without_trouble
 from analyzer.diagnosis.findings import Step
 from analyzer.diagnosis.quantities import Quantities
 
@@ -19,15 +20,26 @@ SLOT_KNOBS = {
 }
 
 
-def cap_running(q: Quantities) -> Step | None:
-    """Let no more run than fit to their end; None where that is no fewer than filled the pool."""
+def small_cap(q: Quantities, thrash: bool = False) -> Step | None:
+    """`cap_running` where it can be called a small change, else None."""
+    return None if q.fits.value and is_far_below(q, q.fits.value) else cap_running(q, thrash)
+
+
+def costly_cap(q: Quantities, thrash: bool = False) -> Step | None:
+    """`cap_running` where many more run without trouble: no smallest change, else None."""
+    return cap_running(q, thrash) if q.fits.value and is_far_below(q, q.fits.value) else None
+
+
+def cap_running(q: Quantities, thrash: bool = False) -> Step | None:
+    """Let no more run than fit to their end, with what that costs; None where that is no fewer than filled
+    the pool. thrash: output has collapsed already."""
     if not q.fits.value or cap_is_reached(q):
         return None
     n = q.fits.value
     each = q.lengths.blocks(q.pool)
     knob = SLOT_KNOBS.get(q.engine, "--max-num-seqs")
     numbers: dict[str, int | float | str | None] = {"max_num_seqs": n}
-    effect = f"no preemption at {q.fits.basis}"
+    effect = f"no preemption even if all {n} are as long as {q.fits.basis}"
     if q.fits.by_held:
         effect = f"what fits at {q.fits.basis}; requests that grow longer need fewer, and their lengths settle how many"
     if each and q.pool.usable_blocks and "stated" in q.fits.at:
@@ -35,7 +47,12 @@ def cap_running(q: Quantities) -> Step | None:
         numbers["blocks"] = n * each
         if q.lengths.sequences > 1:
             knob, n = "--max-num-seqs (V0 counts sequences)", n * q.lengths.sequences
-    return Step(f"{knob} {n}", effect, numbers)
+    cost = cost_of_cap(q, q.fits.value, thrash)
+    usual = runs_without_trouble(q) if is_far_below(q, q.fits.value) else None
+    if usual is not None:
+        numbers["runs_without_trouble"] = round(usual, 1)
+        effect += f", which few are: {usual:,.3g} run on average"
+    return Step(f"{knob} {n}", effect + cost, numbers)
 
 
 def cap_is_reached(q: Quantities) -> bool:
@@ -72,6 +89,12 @@ def grow_pool(q: Quantities) -> Step | None:
     if need <= 2 * blocks and q.word("kv_cache_dtype") not in ("fp8", "fp8_e4m3", "fp8_e5m2"):
         effect += f"; fp8 KV gives x 2 = {2 * blocks:,} blocks and covers it"
     return Step(f"a pool of {need:,} blocks{more}", effect, numbers)
+
+
+def carries_all(grown: Step | None, more_frac: float) -> bool:
+    """Whether so much more pool contains what lets all that run reach their end: then no wall is put off."""
+    times = grown.numbers.get("times") if grown is not None else None
+    return isinstance(times, int | float) and times <= 1 + more_frac
 
 
 def bytes_per_block(q: Quantities) -> float | None:
@@ -151,6 +174,8 @@ def remove_override(q: Quantities) -> Step | None:
 def put_off_wall(q: Quantities) -> Step | None:
     """What a tenth more pool buys while nothing ends."""
     if q.wall is None or not q.wall.per_s or not q.pool.tokens or not q.pool.usable_blocks:
+        return None
+    if carries_all(grow_pool(q), 0.1):
         return None
     blocks = math.ceil(q.pool.usable_blocks / 10)
     seconds = 0.1 * q.pool.tokens / q.wall.per_s

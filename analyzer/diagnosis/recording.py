@@ -6,11 +6,14 @@ several steps in a row, with sums of what is counted and the state at their end.
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from analyzer.diagnosis.capping import SIMULATED
 from analyzer.diagnosis.diagnose import diagnose
 from analyzer.diagnosis.findings import Diagnosis
 from traces.errors import SettingsError
@@ -50,7 +53,17 @@ def diagnose_folder(path: str | Path) -> Diagnosis:
     if kind == TELEMETRY:
         return diagnose(telemetry_evidence(open_telemetry(path)))
     with open_recording(path) as recording:
-        return diagnose_recording(recording)
+        return _with_command(diagnose_recording(recording), path)
+
+
+def _with_command(found: Diagnosis, folder: str | Path) -> Diagnosis:
+    """The way to the simulated answer as a command on the folder that was given."""
+    step = found.next_step
+    if step.first.change != SIMULATED:
+        return found
+    command = f"python -m analyzer advise {shlex.quote(str(folder))} --goal no-preemption"
+    first = replace(step.first, change=f"{SIMULATED} ({command})")
+    return replace(found, next_step=replace(step, first=first))
 
 
 def recording_evidence(recording: Recording) -> Evidence:

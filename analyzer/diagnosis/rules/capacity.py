@@ -6,15 +6,17 @@ import numpy as np
 
 from analyzer.diagnosis.advice import (
     cap_is_reached,
-    cap_running,
+    costly_cap,
     grow_pool,
     present,
     put_off_wall,
     raise_utilization,
     remove_override,
     shed_load,
+    small_cap,
     suggested_memory,
 )
+from analyzer.diagnosis.capping import simulate_estimate, simulate_first
 from analyzer.diagnosis.findings import KNOWN, UNKNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
@@ -38,7 +40,9 @@ def find_preemption(q: Quantities) -> Finding | None:
     inferred = () if p.kind == KNOWN else (f"preemptions: {p.how}",)
     swap = "swap" in q.word("preemption_mode") or bool(q.evidence.all_notices("swap_out"))
     steps = present(
-        cap_running(q),
+        simulate_first(q),
+        simulate_estimate(q),
+        small_cap(q),
         remove_override(q),
         grow_pool(q),
         raise_utilization(q),
@@ -47,6 +51,7 @@ def find_preemption(q: Quantities) -> Finding | None:
     )
     if q.engine == "sglang" and q.evidence.all_notices("retract"):
         steps = (_conservativeness(q), *steps)
+    steps = (*(steps or (ask_for_capacity(q),)), *present(costly_cap(q)))
     apart = q.max_usage is not None and q.max_usage < WALL_FRAC
     past = p.since_start and apart
     usage = f", usage up to {percent(q.max_usage)}." if q.max_usage is not None else "."
@@ -63,7 +68,7 @@ def find_preemption(q: Quantities) -> Finding | None:
         severity,
         statement + usage,
         (preemption_proof(q), *held_proof(q), *recompute_proof(q)),
-        steps or (ask_for_capacity(q),),
+        steps,
         _useless(q, swap),
         inferred,
         _unknowns(q),

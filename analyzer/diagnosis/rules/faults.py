@@ -10,6 +10,7 @@ from analyzer.diagnosis.advice import (
     cap_running,
     present,
 )
+from analyzer.diagnosis.capping import cost_of_cap
 from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
@@ -75,7 +76,8 @@ def find_bug(q: Quantities) -> Finding | None:
             0,
             Step(
                 f"at most {stairs.running - short} parallel requests of this length, or {short} blocks more",
-                "the next stair fits and the wall is not met",
+                "the next stair fits and the wall is not met"
+                + cost_of_cap(q, stairs.running - short, thrash=True),
                 {"max_num_seqs": stairs.running - short, "blocks": short},
             ),
         )

@@ -103,7 +103,7 @@ def find_other_pool(q: Quantities) -> Finding | None:
             Step(knob, "more requests have room for their state", {}),
             Step(
                 f"at most {series.running[index]:.0f} at once",
-                "what the pool of states carries",
+                "what the pool of states carries; the others wait in the queue",
             ),
         ),
         ("a larger token pool: it has room",),

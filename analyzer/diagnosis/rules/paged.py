@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from analyzer.diagnosis.capping import cost_of_cap
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent, times
@@ -104,7 +105,7 @@ def find_pages(q: Quantities) -> Finding | None:
     if fit:
         cap = Step(
             f"at most {fit} at once (--max-num-seqs {fit})",
-            "what the pages carry",
+            "what the pages carry" + cost_of_cap(q, fit),
             {"max_num_seqs": fit},
         )
         steps.insert(0, cap)

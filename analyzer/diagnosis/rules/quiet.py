@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from analyzer.diagnosis.advice import (
-    cap_running,
+    costly_cap,
     present,
+    small_cap,
     suggested_memory,
 )
 from analyzer.diagnosis.findings import KNOWN, Finding, Missing, Proof, Step
@@ -350,7 +351,7 @@ def find_no_pressure(q: Quantities) -> Finding | None:
     was_full: tuple[Missing, ...] = ()
     if q.max_usage >= FULL_FRAC and len(known):
         text = f"usage reached {percent(q.max_usage)}, is {percent(float(known[-1]))} now, and nobody waits"
-        steps += present(cap_running(q))
+        steps += present(small_cap(q))
         was_full = (
             Missing(
                 "whether somebody was evicted at the top",
@@ -371,7 +372,7 @@ def find_no_pressure(q: Quantities) -> Finding | None:
             f"; at this rate the pool is full in {soon:.0f} s, at about {q.clock(wall.at_s)}"
         )
         inferred = (f"when it is full: {wall.how}",)
-        steps += present(cap_running(q), suggested_memory(q))
+        steps += present(small_cap(q), suggested_memory(q))
     return Finding(
         "NO_PRESSURE_YET",
         "medium" if ahead and q.max_usage >= 0.9 else "low",
@@ -381,8 +382,10 @@ def find_no_pressure(q: Quantities) -> Finding | None:
                 text[0].upper() + text[1:], {"max_usage_frac": q.max_usage}, series.lines(last)
             ),
         ),
-        tuple(steps)
-        or (Step("nothing", "there is room now" if was_full else "there is room"),),
+        (
+            *(steps or [Step("nothing", "there is room now" if was_full else "there is room")]),
+            *(present(costly_cap(q)) if was_full or ahead else ()),
+        ),
         (),
         inferred,
         (

@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from analyzer.diagnosis.advice import (
-    cap_running,
+    costly_cap,
     present,
     remove_override,
+    small_cap,
 )
+from analyzer.diagnosis.capping import simulate_first
 from analyzer.diagnosis.findings import Finding, Missing, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule, percent
@@ -60,10 +62,10 @@ def find_swap_stall(q: Quantities) -> Finding | None:
     if groups is not None and q.lengths.sequences > 1:
         facts["safe_concurrency_groups"] = groups
         facts["blocks_per_group"] = each
-    steps = present(cap_running(q), remove_override(q)) or (
+    steps = present(simulate_first(q), small_cap(q), remove_override(q), costly_cap(q)) or (
         Step(
             "lower the number that runs at once until nothing is swapped",
-            "the host pool stays empty",
+            "the host pool stays empty; the others wait in the queue",
         ),
     )
     more = []

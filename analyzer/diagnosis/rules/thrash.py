@@ -5,10 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from analyzer.diagnosis.advice import (
-    cap_running,
+    carries_all,
+    costly_cap,
     grow_pool,
     present,
+    small_cap,
 )
+from analyzer.diagnosis.capping import simulate_first
 from analyzer.diagnosis.findings import KNOWN, Finding, Proof, Step
 from analyzer.diagnosis.quantities import Quantities
 from analyzer.diagnosis.rule import Rule
@@ -129,11 +132,13 @@ def _thrash_steps(q: Quantities, running: int) -> tuple[Step, ...]:
     )
     more = []
     rate = q.hidden.before if q.hidden is not None and q.hidden.before else None
-    if q.pool.tokens and rate:
+    grown = grow_pool(q)
+    if q.pool.tokens and rate and not carries_all(grown, 0.01):
         seconds = round(0.01 * q.pool.tokens / rate)
         effect = f"puts the wall off by {seconds} s"
         more.append(Step("a pool 1 % larger", effect, {"seconds": seconds}))
-    return (gate, *present(cap_running(q), grow_pool(q)), *more)
+    capped, last = small_cap(q, thrash=True), costly_cap(q, thrash=True)
+    return (*present(simulate_first(q)), gate, *present(capped, grown), *more, *present(last))
 
 
 RULES = (

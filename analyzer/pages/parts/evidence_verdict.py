@@ -13,8 +13,10 @@ from typing import Any
 
 import streamlit as st
 
+from analyzer.diagnosis.capping import SIMULATED
 from analyzer.diagnosis.findings import WORDS, Diagnosis, Step, Verdict
 from analyzer.diagnosis.rule import times
+from analyzer.pages.parts import shell
 from analyzer.pages.parts.evidence_reading import Reading
 from analyzer.pages.parts.messages import plain
 from traces.evidence.evidence import Evidence, SourceReport
@@ -161,6 +163,16 @@ def _step(step: Step, first: bool) -> None:
     if flags:
         st.code(" ".join(f.strip() for f in flags), language=None, wrap_lines=True)
     st.caption(plain(f"Effect: {step.effect}"))
+    if step.change == SIMULATED:
+        _to_what_if()
+
+
+def _to_what_if() -> None:
+    """What-ifs start from the run in place A: where run B is diagnosed, the two change places."""
+    now = st.query_params
+    swapped = now.get("side") == "B" and "a" in now and "b" in now
+    places = {"a": now["b"], "b": now["a"]} if swapped else {}
+    shell.link_to("what-if", "Find it on What-if", ":material/tune:", **places)
 
 
 # ---- cards ----------------------------------------------------------------------------------------
