@@ -10,13 +10,12 @@ crossover tables).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import polars as pl
 
-MOST_DRAWN = 1_500  # victims that a chart shows
 _PER_DECADE = 48  # lengths of a curve
 _HALVINGS = 60
 
@@ -213,18 +212,21 @@ class Work:
     kv_bytes: float
     derate: float = 1.0
 
-    def flops_per_byte(self, tokens: int) -> float | None:
-        """FLOPs that rebuild one byte of KV of a sequence of so many tokens; None without KV.
+    def flops_per_byte(self, tokens: int, found: int = 0) -> float | None:
+        """FLOPs that rebuild a sequence of so many tokens, per byte of its KV; None without KV.
 
-        I(n) = (2 P n + pairs) / (b n): a causal sequence has n / 2 keys a query on average, of which a
-        window layer sees min(n / 2, window), as the engine counts them.
+        found: of the tokens, those at the start that need not be rebuilt.
+
+        I(n, f) = (2 P (n - f) + pairs) / (b n): a causal sequence has (n + f) / 2 keys a query on average,
+        of which a window layer sees min((n + f) / 2, window), as the engine counts them.
         """
-        if self.kv_bytes <= 0:
+        if self.kv_bytes <= 0 or tokens <= 0:
             return None
-        keys = 0.5 * tokens
+        keys = 0.5 * (tokens + found)
         attention = self.flops_per_pair * keys
         attention += self.window_flops_per_pair * min(keys, float(self.window_tokens))
-        return (self.flops_per_token * self.derate + attention) / self.kv_bytes
+        rebuilt_frac = (tokens - found) / tokens
+        return rebuilt_frac * (self.flops_per_token * self.derate + attention) / self.kv_bytes
 
 
 def break_even_flops_per_byte(
@@ -280,75 +282,3 @@ def cheaper(costs: Costs | None) -> str:
     if costs.recompute_s == costs.swap_s:
         return "the same"
     return "recompute" if costs.recompute_s < costs.swap_s else "swap"
-
-
-# ---- the runs' own victims ------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class OwnVictims:
-    """A run's victims. table: as from `victims_of`; median_tokens; found_frac: of lost tokens, those
-    that the prefix cache gave back, None where nobody came back from a recompute; beside: median of
-    running requests when they were chosen, None where not recorded."""
-
-    table: pl.DataFrame
-    median_tokens: int | None
-    found_frac: float | None
-    beside: int | None
-
-
-def victims_of(told: pl.DataFrame, steps: pl.DataFrame, knows_running: bool) -> OwnVictims:
-    """What the crossover needs of a run's preemptions. told: as from `preemption_rows.told`;
-    knows_running: whether `steps.num_running` was recorded.
-
-    The table has step, request_id, tokens, mode_used, cost_s (the direct cost), recompute_est_s,
-    swap_est_s, found_tokens; victims without computed tokens have nothing to lose and are left out.
-    """
-    table = told.select(
-        "step",
-        "request_id",
-        "tokens",
-        pl.col("mode_used").cast(pl.String).fill_null("not recorded"),
-        pl.col("direct_cost_s").alias("cost_s"),
-        "recompute_est_s",
-        "swap_est_s",
-        "found_tokens",
-    ).filter(pl.col("tokens") > 0)
-    if table.is_empty():
-        return OwnVictims(table, None, None, None)
-    back = table.filter(
-        (pl.col("mode_used") == "recompute") & pl.col("found_tokens").is_not_null()
-    )
-    lost = int(back["tokens"].sum())
-    found = float(back["found_tokens"].sum()) / lost if lost else None
-    beside = None
-    if knows_running:
-        running = table.join(steps.select("step", "num_running"), on="step", how="inner")
-        median = running["num_running"].median()
-        beside = None if median is None else int(float(str(median)))
-    return OwnVictims(table, int(float(str(table["tokens"].median()))), found, beside)
-
-
-def thinned(table: pl.DataFrame, most: int = MOST_DRAWN) -> pl.DataFrame:
-    """At most so many victims, evenly taken in order of length, shortest and longest among them."""
-    if table.height <= most:
-        return table
-    rows = np.unique(np.linspace(0, table.height - 1, most).round().astype(np.int64))
-    return table.sort("tokens", "step", "request_id")[rows]
-
-
-def num_within(tokens: pl.Series, ranges: Sequence[Range]) -> int:
-    """How many lengths lie where recompute is cheaper; the end of an open range bounds nothing."""
-    n = tokens.to_numpy()
-    inside = np.zeros(len(n), dtype=bool)
-    for one in ranges:
-        inside |= (n >= one.first) & ((n <= one.last) | one.open_end)
-    return int(inside.sum())
-
-
-def by_mode(table: pl.DataFrame) -> Mapping[str, int]:
-    """How many victims each mode was used for, most first."""
-    counts = (
-        table.group_by("mode_used").len().sort("len", "mode_used", descending=[True, False])
-    )
-    return dict(zip(counts["mode_used"].to_list(), counts["len"].to_list(), strict=True))

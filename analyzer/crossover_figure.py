@@ -16,11 +16,13 @@ import plotly.graph_objects as go
 import polars as pl
 
 from analyzer.crossover import Cell, Costs, Range, cheaper, flips
+from analyzer.crossover_victims import cheaper_of
 from analyzer.look import Side, Theme, faded, seconds, three_digits
 from analyzer.preemption_figure import base_layout, plain_axis
 
 _SYMBOLS = {"recompute": "circle", "swap": "square"}
-_OPEN = {"recompute": "circle-open", "swap": "square-open", "offload": "diamond-open"}
+# the victims of one run are told from those of another by the fill
+_FILL: dict[Side, str] = {"A": "", "B": "-open", "C": "-dot"}
 _RUG_PX, _CURVES_PX, _BOTTOM_PX = 16, 300, 50
 _ROW_PX, _CELL_PX = 19, 25
 MOST_RATIO = 5.0  # powers of two from which on a cell has its full colour
@@ -59,7 +61,9 @@ def curves(
     if is_async:
         link = [p.out_s + p.back_s for p in points]
         data.append(_line(x, link, "link busy, out and in", theme.muted, "dot"))
-    data += [_points(side, drawn, theme) for side, drawn in victims.items() if drawn.with_costs]
+    for side, drawn in victims.items():
+        if drawn.with_costs:
+            data += _points(side, drawn, theme)
     data.append(_flips(points, ranges, theme))
     rugs = [side for side, drawn in victims.items() if drawn.table.height]
     data += [_rug(side, len(rugs) - 1 - i, victims[side].table, theme) for i, side in enumerate(rugs)]  # fmt: skip
@@ -100,21 +104,35 @@ def _line(x: list[int], y: list[float], name: str, colour: str, dash: str) -> di
     }
 
 
-def _points(side: Side, drawn: Drawn, theme: Theme) -> dict[str, Any]:
-    """The victims of a run at what each did cost."""
-    rows = drawn.table.filter(pl.col("cost_s") > 0)
+def _points(side: Side, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]:
+    """The victims of a run at what each did cost, by the way that was cheaper for each."""
+    rows = drawn.table.filter(pl.col("cost_s") > 0).with_columns(cheaper=cheaper_of())
+    looks = {"recompute": theme.preempt, "swap": theme.swap}
+    found = []
+    for way, colour in looks.items():
+        some = rows.filter(pl.col("cheaper") == way)
+        name = f"{side}: {way} was cheaper"
+        found.append(_dots(side, some, name, f"{_SYMBOLS[way]}{_FILL.get(side, '')}", colour))
+    unknown = rows.filter(pl.col("cheaper").is_null())
+    found.append(_dots(side, unknown, f"{side}: not known", "x-thin-open", theme.muted))
+    return [one for one in found if one["x"]]
+
+
+def _dots(
+    side: Side, rows: pl.DataFrame, name: str, symbol: str, colour: str
+) -> dict[str, Any]:
     return {
         "type": "scatter",
         "mode": "markers",
         "x": rows["tokens"].to_list(),
         "y": rows["cost_s"].to_list(),
-        "name": f"victims of {side}, their own cost",
+        "name": name,
         "marker": {
-            "symbol": [_OPEN.get(m, "x-thin-open") for m in rows["mode_used"]],
-            "color": theme.side(side),
+            "symbol": symbol,
+            "color": colour,
             "size": 6,
-            "line": {"width": 1.2},
-            "opacity": 0.75,
+            "line": {"width": 1.2 if symbol.endswith("-open") else 0},
+            "opacity": 0.8,
         },
         "customdata": _hover(side, rows),
         "hovertemplate": "%{customdata}<extra></extra>",
@@ -147,9 +165,16 @@ def _hover(side: Side, rows: pl.DataFrame) -> list[str]:
     """What a victim is told with. Ids are shortened and made harmless: Plotly reads tags in hover."""
     return [
         f"{side}: {_harmless(r['request_id'])} at step {r['step']:,}<br>{r['tokens']:,} tokens, by {r['mode_used']}: {seconds(r['cost_s'])}"
-        f"<br>estimated: recompute {seconds(r['recompute_est_s'])}, swap {seconds(r['swap_est_s'])}"
+        f"{_found(r)}<br>of this victim: recompute {seconds(r['own_recompute_s'])}, swap {seconds(r['own_swap_s'])}"
         for r in rows.iter_rows(named=True)
     ]
+
+
+def _found(row: Mapping[str, Any]) -> str:
+    """', 79 % still cached'; '' of a victim that never looked into the cache."""
+    if row["mode_used"] != "recompute" or row["found_tokens"] is None:
+        return ""
+    return f", {100 * row['found_tokens'] / row['tokens']:.0f} % still cached"
 
 
 def _harmless(text: str) -> str:
@@ -372,19 +397,20 @@ def _cut(name: str, most: int = 20) -> str:
 @dataclass(frozen=True)
 class ModelRow:
     """A model's kFLOP per KV byte at the chosen length, and at the shortest and longest of the bar;
-    break_even: of the chosen device with the model's own copies, None where it cannot be split so."""
+    break_even: of the chosen device with the model's own copies; way: 'recompute' or 'swap', which the
+    costs of the map make cheaper there."""
 
     name: str
     at: float
     low: float
     high: float
-    break_even: float | None
+    break_even: float
+    way: str
 
     @property
-    def cheaper(self) -> str:
-        """By the rule of thumb; swap where nothing is known, since large copies favour it."""
-        known = self.break_even is not None
-        return "recompute" if known and self.at < (self.break_even or 0.0) else "swap"
+    def is_right(self) -> bool:
+        """Whether it stands right of its tick: swap is cheaper by the rule of thumb."""
+        return self.at >= self.break_even
 
 
 def _rows_of(
@@ -401,8 +427,8 @@ def _rows_of(
         "error_x": {
             "type": "data",
             "symmetric": False,
-            "array": [m.high - m.at for _, m in rows],
-            "arrayminus": [m.at - m.low for _, m in rows],
+            "array": [max(m.high - m.at, 0.0) for _, m in rows],
+            "arrayminus": [max(m.at - m.low, 0.0) for _, m in rows],
             "thickness": 4,
             "width": 0,
             "color": faded(colour, 0.35),
@@ -430,7 +456,7 @@ def intensity_rows(
     names = [m.name for m in models]
     y_machines = [len(models) + 1 + i for i in range(len(machines))]  # an empty row between
     data = [
-        _rows_of(way, [(i, m) for i, m in enumerate(models) if m.cheaper == way], tokens, theme)
+        _rows_of(way, [(i, m) for i, m in enumerate(models) if m.way == way], tokens, theme)
         for way in ("swap", "recompute")
     ]
     data += [
@@ -438,7 +464,7 @@ def intensity_rows(
             "type": "scatter", "mode": "markers", "x": [m.break_even for m in models], "y": list(range(len(models))),
             "name": f"{_harmless(chosen[1])} breaks even, copies as chosen",
             "marker": {"color": theme.text, "size": 11, "symbol": "line-ns-open", "line": {"width": 2}},
-            "customdata": ["" if m.break_even is None else f"{_harmless(chosen[1])} with copies of {_harmless(m.name)}: {three_digits(m.break_even)} kFLOP per byte" for m in models],
+            "customdata": [f"{_harmless(chosen[1])} with copies of {_harmless(m.name)}: {three_digits(m.break_even)} kFLOP per byte" for m in models],
             "hovertemplate": "%{customdata}<extra></extra>",
         },
         {

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from analyzer.crossover import Cell, Costs, OwnVictims, Range, Setup, by_mode, cheaper, flips
+from analyzer.crossover import Cell, Costs, Range, Setup, cheaper, flips
+from analyzer.crossover_victims import BASES, OwnVictims, Tally, by_mode, tally
 from analyzer.look import Side, seconds, three_digits
 
 MOST_RANGES = 3  # that a sentence lists
@@ -118,22 +119,58 @@ def _percent(frac: float) -> str:
     return f"{frac * 100:.1f} %" if frac > 0.99 else f"{frac * 100:.0f} %"
 
 
-def say_victims(
-    side: Side, name: str, own: OwnVictims, num_recompute: int, has_own_setup: bool
-) -> str:
-    """Where a run's victims lie. num_recompute: how many lie where recompute is cheaper;
-    has_own_setup: whether what is set is what the run ran with."""
+def say_victims(side: Side, name: str, own: OwnVictims, has_own_setup: bool) -> str:
+    """For how many of a run's victims which way was cheaper, and how their cached shares differ.
+
+    has_own_setup: whether what is set is what the run ran with.
+    """
     total = own.table.height
     if not total:
         return f"{side} ({name}) preempted nobody who had computed anything."
     used = ", ".join(f"{n:,} by {mode}" for mode, n in by_mode(own.table).items())
-    said = (
-        f"{side} ({name}): of {total:,} victim{'' if total == 1 else 's'} ({used}; median "
-        f"{own.median_tokens:,} tokens), {num_recompute:,} {'lies' if num_recompute == 1 else 'lie'} where recompute is cheaper."
-    )
+    who = f"of {total:,} victim{'' if total == 1 else 's'} ({used}; median {own.median_tokens:,} tokens)"
+    said = f"{side} ({name}): {who}, {_cheaper_for(tally(own.table))}."
+    if own.found_frac is not None and own.found_spread is not None:
+        low, high = (_percent(f) for f in own.found_spread)
+        middle = "" if low == high else f", and between {low} and {high} for the middle half"
+        said += (
+            f" Of a victim, {_percent(own.found_frac)} was still cached in the median{middle}."
+        )
     if not has_own_setup:
-        said += " Their costs are of another set-up, and only their lengths are drawn."
+        said += " Their costs are of another set-up than is set here, and only their lengths are drawn."
     return said
+
+
+_BY = {
+    "own": "by their own cached share",
+    "expected": "by the share expected to be cached when they were chosen",
+    "computed": "computed here from their own tokens and cached share",
+}
+
+
+def _cheaper_for(found: Tally) -> str:
+    if not found.num_known:
+        return "which way was cheaper is not known: the recording holds neither both costs nor what was still cached"
+    counts = {b: found.by_basis[b] for b in BASES if b in found.by_basis}
+    by = " and ".join(_BY[b] if len(counts) == 1 else f"{_BY[b]} ({n:,})" for b, n in counts.items())  # fmt: skip
+    be = "was" if found.num_recompute == 1 else "were"
+    said = f"{found.num_recompute:,} {be} cheaper by recompute, {by}; in sum recompute {seconds(found.recompute_s)}, swap {seconds(found.swap_s)}"
+    if found.num_unknown:
+        said += f"; not known for {found.num_unknown:,}"
+    return said
+
+
+def say_typical(frac: float, own: OwnVictims | None) -> str:
+    """What the curves stand for beside victims that differ; '' where nobody's cached share is known."""
+    if own is None or own.found_frac is None:
+        return ""
+    is_median = round(100 * own.found_frac) == round(100 * frac)
+    case = (
+        "the typical case, the victims' median cached share of"
+        if is_median
+        else "the case of a cached share of"
+    )
+    return f"Verdict and curves are {case} {_percent(frac)}; the victims are each counted and drawn by their own."
 
 
 # ---- alternative texts ----------------------------------------------------------------------------
@@ -167,6 +204,26 @@ def alt_map(cells: Sequence[Cell], tokens: int) -> str:
     )
 
 
+def say_rule_misses(rows: Sequence[tuple[str, bool, str]], device: str) -> str:
+    """For which models the rule of thumb says other than the costs, and why. rows: a model's name,
+    whether its mark is right of its tick (swap, by the rule) and which way costs less."""
+    missed = {
+        way: [name for name, is_right, costs in rows if costs == way and is_right != (way == "swap")]
+        for way in ("swap", "recompute")
+    }  # fmt: skip
+    said = ""
+    if missed["recompute"]:
+        said += f" Right of their tick, recompute cheaper on {device} all the same: {_listed(missed['recompute'])}; a running batch has the weights read anyway, which makes the first tokens cheap."
+    if missed["swap"]:
+        said += f" Left of their tick, swap cheaper on {device} all the same: {_listed(missed['swap'])}; weight reads and launches of a recompute, or copies that nobody waits for, are not in the rule."
+    return said
+
+
+def _listed(names: Sequence[str], most: int = 6) -> str:
+    more = f" and {len(names) - most:,} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
+
+
 def alt_intensity(
     models: Sequence[tuple[str, float]], machines: Sequence[tuple[str, float]], tokens: int
 ) -> str:
@@ -176,6 +233,6 @@ def alt_intensity(
     low, high = min(models, key=lambda m: m[1]), max(models, key=lambda m: m[1])
     least, most = min(machines, key=lambda m: m[1]), max(machines, key=lambda m: m[1])
     return (
-        f"kFLOP that rebuild a byte of KV at {tokens:,} tokens, from {three_digits(low[1])} ({low[0]}) to {three_digits(high[1])} ({high[0]}); "
+        f"kFLOP that rebuild a byte of KV, what is still cached left out, at {tokens:,} tokens, from {three_digits(low[1])} ({low[0]}) to {three_digits(high[1])} ({high[0]}); "
         f"machines break even between {three_digits(least[1])} ({least[0]}) and {three_digits(most[1])} ({most[0]})."
     )

@@ -9,6 +9,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from analyzer import preemption_rows
 from analyzer.__main__ import main
 from analyzer.crossover import (
     Cell,
@@ -19,7 +20,6 @@ from analyzer.crossover import (
     Work,
     as_table,
     break_even_flops_per_byte,
-    by_mode,
     cheaper,
     cheaper_ranges,
     curve,
@@ -27,20 +27,21 @@ from analyzer.crossover import (
     lengths,
     needed_cached_frac,
     needed_link_bytes_per_s,
-    num_within,
-    thinned,
-    victims_of,
 )
 from analyzer.crossover_figure import Drawn, ModelRow, curves, intensity_rows, ratio_map
+from analyzer.crossover_victims import by_mode, filled, tally, thinned, victims_of
 from analyzer.crossover_words import (
     alt_curves,
     alt_map,
     say_condition,
+    say_rule_misses,
+    say_typical,
     say_victims,
     verdict,
     what_would_flip,
 )
 from analyzer.look import DARK, LIGHT
+from analyzer.pages.parts.crossover_charts import _row
 from analyzer.pages.parts.crossover_costs import (
     Own,
     beside_computing_s,
@@ -55,7 +56,8 @@ from analyzer.pages.parts.crossover_costs import (
     ways_of,
     work_of,
 )
-from analyzer.pages.parts.crossover_state import Names, parse
+from analyzer.pages.parts.crossover_state import Chosen, Names, parse
+from analyzer.run import Run
 from engine.config import EngineSettings, resolve
 from engine.devices import load_device
 from engine.simulator import simulate
@@ -65,6 +67,7 @@ from traces.errors import SettingsError
 from traces.recording import open_recording
 
 NOBODY = Own()
+RECORDINGS = Path(__file__).parent.parent / "traces" / "samples" / "recordings"
 
 
 def toy(fixed_s: float = 0.0, token_s: float = 1.0, square_s: float = 0.0, copy_s: float = 2.0, longest: int = 1600) -> Ways:  # fmt: skip
@@ -387,6 +390,41 @@ def test_a_window_bounds_attention() -> None:
     assert work.flops_per_byte(1000) == 750.0
 
 
+def test_what_is_still_cached_need_not_be_rebuilt() -> None:
+    work = Work(1000.0, 10.0, 0.0, 0, 10.0)
+
+    # 200 of 1,000 tokens are rebuilt, each beside 900 keys on average: 0.2 * (1,000 + 9,000) / 10
+    assert work.flops_per_byte(1000, 800) == pytest.approx(200.0)
+    assert work.flops_per_byte(1000) == pytest.approx(600.0)
+
+
+def test_the_last_chart_has_the_letters_of_the_map() -> None:
+    names = Names(list(models()), ["rtx-4090"])
+    chosen = Chosen(Setup(device="rtx-4090", beside=16), 81, 1070)
+
+    rows = {m: row for m in names.models if (row := _row(chosen, NOBODY, m)) is not None}
+
+    assert len(rows) == 25
+    for model, row in rows.items():
+        cell = cell_of(Setup(model, "rtx-4090", beside=16), NOBODY, 1070, 0.81)
+        assert row.way == cheaper(cell.costs)
+    # with the cached tokens left out the rule of thumb misses these, and the page names them
+    missed = [m for m, row in rows.items() if row.is_right != (row.way == "swap")]
+    assert missed == ["gemma-3-12b", "llama-3.2-1b", "llama-3.2-3b"]
+
+
+def test_where_the_rule_of_thumb_fails_is_said_with_the_reason() -> None:
+    rows = [("a", True, "recompute"), ("b", False, "swap"), ("c", True, "swap")]
+
+    said = say_rule_misses(rows, "l4")
+
+    assert (
+        "Right of their tick, recompute cheaper on l4 all the same: a; a running batch" in said
+    )
+    assert "Left of their tick, swap cheaper on l4 all the same: b; weight reads" in said
+    assert say_rule_misses(rows[2:], "l4") == ""
+
+
 def test_break_even_one_way_is_half() -> None:
     assert break_even_flops_per_byte(1e12, 50e9, 50e9) == pytest.approx(40.0)
     assert break_even_flops_per_byte(1e12, 50e9, 50e9, both_ways=False) == pytest.approx(20.0)
@@ -448,12 +486,84 @@ def test_what_was_not_recorded_is_not_made_up() -> None:
     assert (nobody.median_tokens, nobody.found_frac, nobody.beside) == (None, None, None)
 
 
-def test_victims_are_counted_where_recompute_is_cheaper() -> None:
-    tokens = pl.Series([16, 100, 200, 300, 999_999])
+def spread_out() -> pl.DataFrame:
+    """Two victims of one length, one of which is still cached: one costs 10 ms, the other 90 ms, swap 20 ms."""
+    return pl.DataFrame(
+        {
+            "step": [1, 2, 3, 4, 5, 6],
+            "request_id": ["cached", "gone", "swapped", "never_back", "silent", "silent_swap"],
+            "tokens": [1000, 1000, 1000, 1000, 100, 100],
+            "mode_used": ["recompute", "recompute", "swap", "recompute", "recompute", "swap"],
+            "direct_cost_s": [0.010, 0.090, 0.015, 0.0, None, None],
+            "recompute_est_s": [0.050, 0.050, 0.050, 0.050, None, None],
+            "swap_est_s": [0.020, 0.020, 0.020, 0.060, None, None],
+            "found_tokens": [900, 100, 0, None, 40, 0],
+        }
+    )
 
-    assert num_within(tokens, [Range(90, 200, False)]) == 2
-    assert num_within(tokens, [Range(200, 1600, True)]) == 3
-    assert num_within(tokens, []) == 0
+
+STEPS = pl.DataFrame({"step": [1, 2, 3, 4, 5, 6], "num_running": [4] * 6})
+
+
+def test_a_victim_is_judged_by_its_own_two_costs_not_by_the_average() -> None:
+    own = victims_of(spread_out().head(4), STEPS, True)
+
+    # the cached one and the one that never came back, whose swap was estimated dearer
+    found = tally(own.table)
+
+    assert own.table["own_recompute_s"].to_list() == [0.010, 0.090, 0.050, 0.050]
+    assert own.table["own_swap_s"].to_list() == [0.020, 0.020, 0.015, 0.060]
+    assert (found.num_known, found.num_unknown, found.num_recompute) == (4, 0, 2)
+    assert (found.recompute_s, found.swap_s) == pytest.approx((0.200, 0.115))
+    assert dict(found.by_basis) == {"own": 2, "expected": 2}
+
+
+def test_the_cached_share_is_a_median_with_its_spread_over_recomputed_victims() -> None:
+    own = victims_of(spread_out().head(4), STEPS, True)
+
+    assert own.found_frac == pytest.approx(0.5)  # of 0.9 and 0.1; the swapped one never looked
+    assert own.found_spread == pytest.approx((0.3, 0.7))
+
+
+def test_a_cost_that_no_recording_holds_is_worked_out_of_that_victims_tokens_and_share() -> (
+    None
+):
+    own = filled(victims_of(spread_out(), STEPS, True), toy(token_s=1e-3, copy_s=2e-4))
+
+    rows = {r["request_id"]: r for r in own.table.iter_rows(named=True)}
+
+    # 60 of 100 tokens at 1 ms; copies of 100 tokens at 0.2 ms each way
+    assert rows["silent"]["own_recompute_s"] == pytest.approx(0.060)
+    assert rows["silent"]["own_swap_s"] == pytest.approx(0.040)
+    assert rows["silent"]["basis"] == "computed"
+    assert rows["silent_swap"]["basis"] is None  # its cached share was never looked at
+    assert rows["gone"]["own_recompute_s"] == 0.090
+    assert tally(own.table).num_unknown == 1
+
+
+def test_nothing_known_of_anybody_is_said() -> None:
+    own = victims_of(spread_out().tail(1), STEPS, True)
+
+    assert "which way was cheaper is not known" in say_victims("A", "swap", own, True)
+
+
+def test_the_samples_victims_are_counted_by_themselves() -> None:
+    run = Run("a", open_recording(RECORDINGS / "chat-recompute"))
+
+    own = victims_of(preemption_rows.told(run), run.steps, True)
+    said = say_victims("A", "recompute", own, True)
+
+    # 6 of the 44 that a curve at one average share called cheaper, and 49 of the other 132
+    assert "55 were cheaper by recompute, by their own cached share; in sum recompute 4.89 s, swap 2.47 s" in said  # fmt: skip
+    assert "79 % was still cached in the median, and between 52 % and 93 % for the middle half" in said  # fmt: skip
+
+
+def test_curves_are_called_typical_at_the_median_only() -> None:
+    own = victims_of(spread_out(), STEPS, True)
+
+    assert "the victims' median cached share of 40 %" in say_typical(0.4, own)
+    assert "the case of a cached share of 80 %" in say_typical(0.8, own)
+    assert say_typical(0.8, victims_of(spread_out().tail(1), STEPS, True)) == ""
 
 
 def test_many_victims_are_thinned_with_both_ends_kept() -> None:
@@ -521,11 +631,11 @@ def test_victims_are_told_with_where_they_lie() -> None:
     own = victims_of(told(), pl.DataFrame({"step": [3], "num_running": [5]}), True)
 
     assert (
-        say_victims("A", "cheapest", own, 1, False)
-        == "A (cheapest): of 3 victims (2 by recompute, 1 by swap; median 300 tokens), 1 lies where recompute is cheaper. Their costs are of another set-up, and only their lengths are drawn."
+        say_victims("A", "cheapest", own, False)
+        == "A (cheapest): of 3 victims (2 by recompute, 1 by swap; median 300 tokens), 1 was cheaper by recompute, by their own cached share (1) and by the share expected to be cached when they were chosen (2); in sum recompute 900 ms, swap 800 ms. Of a victim, 80 % was still cached in the median. Their costs are of another set-up than is set here, and only their lengths are drawn."
     )
     assert "preempted nobody" in say_victims(
-        "B", "swap", victims_of(told().head(0), pl.DataFrame(), False), 0, True
+        "B", "swap", victims_of(told().head(0), pl.DataFrame(), False), True
     )
 
 
@@ -545,15 +655,19 @@ def test_the_curves_hold_both_ways_the_flip_and_the_victims(theme: object) -> No
     assert names["swap, out and in"].line.dash == "dash"
     assert list(names["the order flips"].x) == [192, 1296]
     assert list(names["the order flips"].text) == ["192", "1,296"]
-    assert list(names["victims of A, their own cost"].x) == [100, 300]  # d's cost is not known
+    assert list(names["A: recompute was cheaper"].x) == [100]
+    assert list(names["A: swap was cheaper"].x) == [300]  # d's cost is not known
+    assert list(names["A: swap was cheaper"].y) == [0.2]
+    assert set(names["A: swap was cheaper"].marker.symbol.split()) == {"square"}
     assert list(names["lengths of A's victims"].x) == [100, 300, 500]
-    assert "A: a at step 3" in names["victims of A, their own cost"].customdata[0]
+    hover = names["A: recompute was cheaper"].customdata[0]
+    assert "A: a at step 3" in hover
+    assert "80 % still cached<br>of this victim: recompute 100 ms, swap 200 ms" in hover
 
 
 def test_an_id_cannot_be_markup_in_a_hover() -> None:
-    table = told().with_columns(
-        request_id=pl.lit("<b>%{x}" + "y" * 90), cost_s=pl.col("direct_cost_s")
-    )
+    renamed = told().with_columns(request_id=pl.lit("<b>%{x}" + "y" * 90))
+    table = victims_of(renamed, STEPS, False).table
 
     figure = curves([AT], [], AT, {"A": Drawn(table, False)}, LIGHT)
     (rug,) = [t for t in figure.data if t.name == "lengths of A's victims"]
@@ -580,7 +694,10 @@ def test_the_map_says_who_wins_in_letters_and_outlines_the_chosen_pair() -> None
 
 
 def test_rows_of_intensity_hold_models_then_machines() -> None:
-    rows = [ModelRow("m", 100.0, 90.0, 150.0, 26.0), ModelRow("n", 30.0, 25.0, 40.0, 31.0)]
+    rows = [
+        ModelRow("m", 100.0, 90.0, 150.0, 26.0, "swap"),
+        ModelRow("n", 30.0, 25.0, 40.0, 31.0, "recompute"),
+    ]
 
     figure = intensity_rows(rows, [("d1", 5.0), ("d2", 26.0)], ("m", "d2"), 2048, LIGHT)
 

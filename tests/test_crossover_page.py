@@ -101,6 +101,10 @@ def test_without_a_recording_it_opens_on_the_sample(store: Store) -> None:
     assert app.title[0].value.startswith("Crossover · A recompute against B swap")
     assert "For llama-3.1-8b on rtx-4090, coalesced blocking copies over 24.8 GB/s" in said(app)
     assert "A (recompute): of 176 victims (176 by recompute" in captions(app)
+    assert "55 were cheaper by recompute, by their own cached share" in captions(app)
+    assert "the victims' median cached share of 79 %" in captions(app)
+    judged = [trace_of(app, f"A: {way} was cheaper") for way in ("recompute", "swap")]
+    assert [len(t["x"]) for t in judged if t] == [55, 121]
     assert len(charts(app)) == 3
     assert all(c.proto.alt for c in app.get("plotly_chart"))
     assert query(app, "cx_model") is None
@@ -126,14 +130,19 @@ def test_victims_stand_at_their_costs_in_their_own_set_up_only(
 ) -> None:
     app = open_page(store, recorded(tmp_path / "a"))
 
-    own = trace_of(app, "victims of A, their own cost")
-    assert own is not None
-    assert own["x"] == [6, 4, 8]
-    assert own["y"] == pytest.approx([0.6, 0.4, 0.8])
+    # recompute cost 0.1 s a token, and swap was estimated at 0.25 s each way
+    swap = trace_of(app, "A: swap was cheaper")
+    recompute = trace_of(app, "A: recompute was cheaper")
+    assert swap is not None
+    assert recompute is not None
+    assert (swap["x"], recompute["x"]) == ([6, 8], [4])
+    assert swap["y"] == pytest.approx([0.6, 0.8])
+    assert recompute["y"] == pytest.approx([0.4])
+    assert "1 was cheaper by recompute, by their own cached share; in sum recompute 1.80 s, swap 1.50 s" in captions(app)  # fmt: skip
 
     app = put(app, "Device", "b200")
 
-    assert trace_of(app, "victims of A, their own cost") is None
+    assert trace_of(app, "A: swap was cheaper") is None
     rug = trace_of(app, "lengths of A's victims")
     assert rug is not None
     assert rug["x"] == [6, 4, 8]

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 
 import streamlit as st
 
+from analyzer.crossover_victims import filled
 from analyzer.look import Side, three_digits
 from analyzer.pages.parts import crossover_state as kept
 from analyzer.pages.parts import shell, state
@@ -28,6 +29,7 @@ from analyzer.pages.parts.crossover_costs import (
     kv_bytes_per_token_of,
     overrides_of,
     own_of,
+    ways_of,
 )
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.shell import Opened
@@ -92,6 +94,9 @@ def _section(runs: Mapping[Side, Run]) -> None:
         same = {s: _ran_so(run, runs[side], chosen, defaults) if side else False for s, run in runs.items()}  # fmt: skip
         measured = [s for s, run in runs.items() if not run.is_simulated]
         said = run_names(runs) if runs else {}
+        if own.model is not None and own.device is not None:
+            as_run = ways_of(defaults.setup, own)
+            victims = {s: filled(v, as_run) if same[s] else v for s, v in victims.items()}
         curves_section(chosen, own, victims, said, same, measured, head)
         map_section(chosen, own, names)
         intensity_section(chosen, own, names)

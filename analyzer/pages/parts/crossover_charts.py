@@ -17,22 +17,23 @@ from analyzer import figures
 from analyzer.crossover import (
     Cell,
     Costs,
-    OwnVictims,
     Range,
     as_table,
+    cheaper,
     cheaper_ranges,
     curve,
     needed_cached_frac,
     needed_link_bytes_per_s,
-    num_within,
-    thinned,
 )
 from analyzer.crossover_figure import Drawn, ModelRow, curves, intensity_rows, ratio_map
+from analyzer.crossover_victims import OwnVictims, cheaper_of, thinned
 from analyzer.crossover_words import (
     alt_curves,
     alt_intensity,
     alt_map,
     say_condition,
+    say_rule_misses,
+    say_typical,
     say_victims,
     verdict,
     what_would_flip,
@@ -82,15 +83,20 @@ def curves_section(
     at = ways.at(chosen.tokens, frac)
     with head:
         _verdict(chosen, own, points, ranges, at)
+        told = next((v for s, v in victims.items() if v.found_frac is not None and has_own_setup[s]), None)  # fmt: skip
+        if typical := say_typical(frac, told):
+            st.caption(plain(typical))
         for side, one in victims.items():
-            num = num_within(one.table["tokens"], ranges)
-            st.caption(plain(say_victims(side, names[side], one, num, has_own_setup[side])))
+            st.caption(plain(say_victims(side, names[side], one, has_own_setup[side])))
     drawn = {
         side: Drawn(thinned(one.table), has_own_setup[side])
         for side, one in victims.items()
         if one.table.height
     }
-    st.header("Over the length of the victim", anchor=False)
+    st.header(
+        f"Over the length of the victim, {chosen.cached_pct:,} % of it still cached",
+        anchor=False,
+    )
     st.plotly_chart(
         curves(points, ranges, at, drawn, theme(), is_async=setup.copy_mode == "async"),
         theme=None,
@@ -101,7 +107,7 @@ def curves_section(
     drawn_measured = [s for s in measured if s in drawn and has_own_setup[s]]
     thin = [f"{d.table.height:,} of {victims[s].table.height:,} of {s}" for s, d in drawn.items() if d.table.height < victims[s].table.height]  # fmt: skip
     st.caption(
-        "Modelled by the formulas of the estimates that preemption mode cheapest compares. Victims stand at what they did cost: what was found in the cache is not in it, and copies of neighbouring blocks count as one."
+        "Modelled by the formulas of the estimates that preemption mode cheapest compares. Victims stand at what each did cost, with its own cached share and with copies of neighbouring blocks as one; shape and colour say which way was cheaper for that victim, the other way by its estimate."
         + (
             f" Costs of {' and '.join(drawn_measured)} were measured, the lines are modelled."
             if drawn_measured
@@ -171,6 +177,10 @@ def _victims_table(table: pl.DataFrame) -> pl.DataFrame:
         (pl.col("recompute_est_s") * 1e3).alias("Recompute, est. (ms)"),
         (pl.col("swap_est_s") * 1e3).alias("Swap, est. (ms)"),
         pl.col("found_tokens").alias("Found again (tokens)"),
+        (pl.col("own_recompute_s") * 1e3).alias("Recompute, own (ms)"),
+        (pl.col("own_swap_s") * 1e3).alias("Swap, own (ms)"),
+        cheaper_of().alias("Cheaper"),
+        pl.col("basis").alias("Cached share"),
     )
 
 
@@ -226,12 +236,19 @@ def _in_order(chosen: Chosen, own: Own, names: Names) -> tuple[list[str], list[s
 
     def worth(model: str) -> float:
         shape = shape_of(replace(setup, model=model), own)
-        return work_of(shape, replace(setup, tp=1)).flops_per_byte(chosen.tokens) or 0.0
+        work = work_of(shape, replace(setup, tp=1))
+        return work.flops_per_byte(chosen.tokens, _found(chosen, chosen.tokens)) or 0.0
 
     def even(device: str) -> float:
         return large_copies_break_even(device_of(replace(setup, device=device), own))
 
     return sorted(names.models, key=worth, reverse=True), sorted(names.devices, key=even)
+
+
+def _found(chosen: Chosen, tokens: int) -> int:
+    """Tokens of such a victim that the cache gives back."""
+    size = chosen.setup.block_size
+    return int(chosen.cached_pct / 100 * (tokens // size) * size)
 
 
 # ---- kFLOP per KV byte ----------------------------------------------------------------------------
@@ -251,9 +268,11 @@ def intensity_section(chosen: Chosen, own: Own, names: Names) -> None:
         config=STATIC,
         alt=alt_intensity([(r.name, r.at) for r in rows], machines, chosen.tokens),
     )
+    cached = f", the {chosen.cached_pct:,} % still cached left out" if chosen.cached_pct else ""
+    misses = say_rule_misses([(r.name, r.is_right, r.way) for r in rows], chosen.setup.device)
     st.caption(
-        "A rule of thumb without weight reads, launches and cache hits, blocking both ways: a model right of a machine's mark swaps cheaper on it. Experts run at the device's lower efficiency and are counted up by it; window layers keep all tokens, as in the engine's nominal blocks."
-    )
+        plain(f"Place: FLOPs that rebuild the victim{cached}, over the bytes of its KV. Shape and colour: which way costs less on {chosen.setup.device}, as in the map above. The rule of thumb is that a model right of a tick swaps cheaper; weight reads, launches and the running batch are not in it, copies block both ways.{misses} Experts are counted up by the device's lower efficiency for them; window layers keep all tokens, as in the engine's nominal blocks.")
+    )  # fmt: skip
     if st.toggle("Show data", key="cx_intensity_data", help="Models and machines as tables."):
         st.dataframe(
             pl.DataFrame(
@@ -263,6 +282,7 @@ def intensity_section(chosen: Chosen, own: Own, names: Names) -> None:
                     f"at {_SHORT:,}": [r.low for r in rows],
                     f"at {_LONG:,}": [r.high for r in rows],
                     f"{chosen.setup.device} breaks even": [r.break_even for r in rows],
+                    "Cheaper, by the costs": [r.way for r in rows],
                 },
                 strict=False,
             ),
@@ -281,9 +301,11 @@ def _row(chosen: Chosen, own: Own, model: str) -> ModelRow | None:
         derate = 1.0 / device_of(setup, own).moe_linear_factor
         work = work_of(shape_of(setup, own), setup, derate)
         even = break_even_of(setup, own) / 1e3
+        costs = ways_of(setup, own).at(chosen.tokens, chosen.cached_pct / 100)
     except SettingsError:
         return None
-    at, low, high = (work.flops_per_byte(n) for n in (chosen.tokens, _SHORT, _LONG))
+    at, low, high = (work.flops_per_byte(n, _found(chosen, n)) for n in (chosen.tokens, _SHORT, _LONG))  # fmt: skip
     if at is None or low is None or high is None:
         return None
-    return ModelRow(model, at / 1e3, low / 1e3, high / 1e3, even)
+    way = "recompute" if cheaper(costs) == "recompute" else "swap"
+    return ModelRow(model, at / 1e3, low / 1e3, high / 1e3, even, way)

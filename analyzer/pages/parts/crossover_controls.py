@@ -11,7 +11,8 @@ from typing import Any
 
 import streamlit as st
 
-from analyzer.crossover import OwnVictims, Setup, victims_of
+from analyzer.crossover import Setup
+from analyzer.crossover_victims import OwnVictims, victims_of
 from analyzer.look import Side
 from analyzer.pages.parts import crossover_state as kept
 from analyzer.pages.parts.crossover_costs import Own, devices, models
@@ -56,8 +57,8 @@ def _with_own(names: list[str], own: str | None) -> list[str]:
 def defaults_of(meta: Meta | None, own: Own, victims: Mapping[Side, OwnVictims]) -> Chosen:
     """The set-up of the run; where it says nothing, the usual one.
 
-    The cached share is that of whichever run's victims came back by recompute, the length and the batch those of the first
-    run with victims.
+    The cached share is the median of whichever run's victims came back by recompute, the length and the
+    batch are the medians of the first run with victims.
     """
     if meta is None:
         return Chosen()
@@ -160,7 +161,7 @@ def controls(now: Chosen, defaults: Chosen, names: Names, device_link: str) -> C
             defaults,
             at,
             (0, 100, 5),
-            "Share of the victim's full blocks that the prefix cache gives back when it returns.",
+            "Share of the victim's full blocks that the prefix cache gives back when it returns. Starts from the median of the run's victims.",
         )
         _number(
             "beside",
