@@ -392,6 +392,41 @@ def test_a_recording_of_compare_is_diagnosed_with_everything_known() -> None:
     assert url_of(app, "side") == "A"
 
 
+@pytest.mark.parametrize(
+    ("query", "places"),
+    [
+        ({"side": "A"}, {}),
+        ({"side": "B"}, {}),  # no pair is named: What-if opens the same one
+    ],
+)
+def test_the_next_step_of_a_recording_leads_to_what_if(
+    query: dict[str, str], places: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    links: list[tuple[str, str, dict[str, str]]] = []
+
+    def link(path: str, label: str, icon: str | None = None, **query: str) -> None:
+        links.append((path, label, query))
+
+    monkeypatch.setattr("analyzer.pages.parts.shell.link_to", link)
+
+    app = open_page(**query)
+
+    assert not app.exception
+    assert "Find the smallest change that is enough, by simulation" in text_of(app)
+    assert ("what-if", "Find it on What-if", places) in links
+
+
+def test_a_paste_has_no_link_to_what_if(monkeypatch: pytest.MonkeyPatch) -> None:
+    links: list[str] = []
+    monkeypatch.setattr(
+        "analyzer.pages.parts.shell.link_to", lambda path, *a, **k: links.append(path)
+    )
+
+    give(open_page(), SLOTS)
+
+    assert "what-if" not in links
+
+
 def test_a_reference_is_read_from_the_url_only_where_it_is_one() -> None:
     assert parse("", "B") == EvidenceRef("side", ("B",))
     assert parse("sample:v1-thrash", "") == EvidenceRef("sample", ("v1-thrash",))
