@@ -24,6 +24,7 @@ from analyzer.advice_memory import least_memory
 from analyzer.advice_pairs import pairs_of
 from analyzer.advice_parts import (
     ENOUGH,
+    HARDLY,
     HELPS,
     IDLE,
     MET,
@@ -298,9 +299,24 @@ def _summary(
     enough = [a for a in (*answers, *pairs) if a.verdict == ENOUGH]
     if enough:
         how = "change" if len(enough[0].levers) == 1 else "pair of changes"
-        return f"{len(enough):,} {how}{'' if len(enough) == 1 else 's'} of {len(answers) + len(pairs):,} reach it. First: {label_of(enough[0].levers)}, {enough[0].sentence}."
-    near = [a for a in (*answers, *pairs) if a.verdict == HELPS]
+        return f"{len(enough):,} {how}{'' if len(enough) == 1 else 's'} of {len(answers) + len(pairs):,} reach it. First: {label_of(enough[0].levers)}, {enough[0].sentence}. {_cost(goal, enough[0])}"
+    near = [a for a in (*answers, *pairs) if a.verdict in (HELPS, HARDLY)]
     best = min(near, key=lambda a: a.shortfall, default=None)
     if best is None or best.option is None:
         return f"Nothing that was tried brings the base ({standing}) nearer to the goal."
     return f"Nothing that was tried reaches it. The nearest is {show_changes(best.option.changes, asked.facts)}: {say_standing(goal, best.option.outcome)}, {standing} at the base."
+
+
+def _cost(goal: Goal, answer: Answer) -> str:
+    """What the first answer gives and takes: 'Preemption ends, and requests wait longer: TTFT p50 +18.6 %.'"""
+    assert answer.option is not None, "what suffices has run"
+    price = answer.option.price
+    traded = price.traded()
+    other = [s for s in price.sentences() if s not in traded]
+    said = f"Its price: {'; '.join(other)}." if other else ""
+    if traded:
+        waits = any(k.startswith(("ttft_s", "e2e_s")) for k in price.later or {})
+        worse = "requests wait longer" if waits else "other figures get worse"
+        gained = "Preemption ends" if goal.no_preemption else "The goal is met"
+        said += f"{' ' if said else ''}{gained}, and {worse}: {', '.join(traded)}."
+    return said or "Its price: none but the flag."

@@ -12,6 +12,8 @@ from typing import Any
 
 from analyzer.advice_parts import (
     ENOUGH,
+    HARDLY,
+    HARDLY_FRAC,
     HELPS,
     NO_CHANGE,
     NOISE_FRAC,
@@ -22,15 +24,16 @@ from analyzer.advice_parts import (
     Option,
     effects_of,
 )
-from analyzer.advice_words import say_answer, say_enough, say_settled
+from analyzer.advice_words import say_answer, say_enough, say_happens
 from analyzer.goals import Goal, meets, shortfall
 from analyzer.lever_facts import Facts
-from analyzer.lever_flags import flag_line, note_of, our_flags
+from analyzer.lever_flags import flag_line, note_of, our_flags, routed
 from analyzer.lever_ladders import Ladder
 from analyzer.lever_price import price_of
 from analyzer.levers import Lever
 from analyzer.outcome import Outcome
 from analyzer.search import LONG, Found, Runs, smallest_that
+from traces.routing import ROUTERS
 
 
 @dataclass(frozen=True)
@@ -53,6 +56,8 @@ class Asked:
         """The outcome with its effect, price and flags."""
         changes, settings = outcome.changes, self.facts.settings
         notes = [note_of(name, value) for name, value in changes.items()]
+        if changes.get("replicas", 1) != 1:
+            notes.append(routed(changes.get("router", ROUTERS[0])))
         return Option(
             changes,
             outcome,
@@ -104,12 +109,12 @@ def enough(
 ) -> Answer:
     """The answer of an outcome that meets the goal. below: the next smaller change, None for the base;
     found: what the search along the last ladder says of larger ones."""
+    happens = None
+    if not found.is_monotone and found.settled not in (None, found.place):
+        happens, (outcome, below) = outcome, settled_of(found, below)
     said = say_enough(asked.goal, outcome, below, asked.base, asked.facts)
-    settled = None
-    if not found.is_monotone and found.settled is not None and found.settled != found.place:
-        settled = found.tried[found.settled]
-    if not found.is_monotone and (settled or found.settled is None):
-        said += say_settled(settled, asked.facts)
+    if not found.is_monotone and (happens or found.settled is None):
+        said += say_happens(happens, asked.facts)
     return Answer(
         levers,
         ENOUGH,
@@ -117,10 +122,18 @@ def enough(
         asked.option(outcome),
         below,
         found.is_monotone,
-        settled,
+        happens,
         0.0,
         num_values,
     )
+
+
+def settled_of(found: Found, below: Outcome | None) -> tuple[Outcome, Outcome | None]:
+    """The outcome from which on all that were tried suffice, and the one before, which fails; that
+    stays as given where none before was tried."""
+    assert found.settled is not None, "there is a place from which on none fails"
+    before = max((p for p in found.tried if p < found.settled), default=None)
+    return found.tried[found.settled], below if before is None else found.tried[before]
 
 
 def not_enough(
@@ -145,7 +158,9 @@ def verdict_of(asked: Asked, outcome: Outcome) -> str:
     was, now = asked.far(asked.base), asked.far(outcome)
     if now == was or abs(now - was) < NOISE_FRAC * was:
         return NO_CHANGE
-    return HELPS if now < was else WORSE
+    if now > was:
+        return WORSE
+    return HELPS if was - now >= HARDLY_FRAC * was else HARDLY
 
 
 def rank(answer: Answer) -> tuple[Any, ...]:

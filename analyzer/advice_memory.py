@@ -10,9 +10,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from analyzer.advice_answers import Asked, verdict_of
+from analyzer.advice_answers import Asked, settled_of, verdict_of
 from analyzer.advice_parts import ENOUGH, NOT_TRIED, ROOM, Answer
-from analyzer.advice_words import say_settled, show_changes
+from analyzer.advice_words import say_happens, show_changes
 from analyzer.goals import say_standing
 from analyzer.lever_ladders import (
     Ladder,
@@ -89,7 +89,9 @@ def _answer(
     found: Found,
     verdict: str,
 ) -> Answer:
-    settled = None if found.settled is None else found.tried[found.settled]
+    happens, below = None, found.below
+    if verdict == ENOUGH and not found.is_monotone and found.settled not in (None, found.place):
+        happens, (outcome, below) = outcome, settled_of(found, below)
     gib, was = _gib(asked, outcome), _gib(asked, asked.base)
     what = show_changes(outcome.changes, asked.facts)
     standing = say_standing(asked.goal, outcome)
@@ -97,12 +99,12 @@ def _answer(
         said = f"no such pool keeps it: at best {standing} at {what}"
     else:
         said = f"kept with {what} ({standing}): {gib:,.2f} GiB of KV on each GPU, {was:,.2f} at the base"
-        if found.below is not None and found.below is not outcome:
-            less = show_changes(found.below.changes, asked.facts)
-            said += f"; not with {less} ({say_standing(asked.goal, found.below)})"
-        if not found.is_monotone and verdict == ENOUGH:
-            said += say_settled(settled, asked.facts)
-        elif not found.is_monotone:
+        if below is not None and below is not outcome:
+            less = show_changes(below.changes, asked.facts)
+            said += f"; not with {less} ({say_standing(asked.goal, below)})"
+        if not found.is_monotone and verdict == ENOUGH and (happens or found.settled is None):
+            said += say_happens(happens, asked.facts)
+        elif not found.is_monotone and verdict == ROOM:
             said += "; some smaller ones keep it again"
     option = None if outcome.refused else asked.option(outcome)
     size = gib if verdict in (ENOUGH, ROOM) else float("inf")
@@ -111,9 +113,9 @@ def _answer(
         verdict,
         said,
         option,
-        found.below,
+        below,
         found.is_monotone,
-        None if found.is_monotone else settled,
+        happens,
         size,
         len(found.tried),
     )

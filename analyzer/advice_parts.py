@@ -14,14 +14,15 @@ from analyzer.lever_price import Price
 from analyzer.outcome import Outcome
 
 NOISE_FRAC = 0.01  # a change below it is none: the model is not that exact
+HARDLY_FRAC = 0.1  # of the way to the goal; what does less hardly helps
 EFFECTS = (
     "num_preemptions", "recomputed_frac", "output_tokens_per_s", "goodput_rps", "ttft_s p50", "ttft_s p99",
     "tpot_s p50", "tpot_s p99", "e2e_s p99",
 )  # fmt: skip
 MORE_IS_BETTER = ("output_tokens_per_s", "goodput_rps")
 # Of a lever, in the order in which they are listed.
-ENOUGH, ROOM, HELPS, NO_CHANGE, WORSE, REFUSED, IDLE, NOT_TRIED = VERDICTS = (
-    "enough", "room", "helps", "no change", "worse", "cannot run", "idle", "not tried",
+ENOUGH, ROOM, HELPS, HARDLY, NO_CHANGE, WORSE, REFUSED, IDLE, NOT_TRIED = VERDICTS = (
+    "enough", "room", "helps", "hardly helps", "no change", "worse", "cannot run", "idle", "not tried",
 )  # fmt: skip
 MET, REACHED, NOT_REACHED, STOPPED = STATES = ("met", "reached", "not reached", "stopped")
 
@@ -56,10 +57,11 @@ class Option:
 class Answer:
     """What one lever, or two together, can do for the goal.
 
-    levers: their names; verdict: of VERDICTS; option: the smallest that suffices, else the nearest to
-    it, None where nothing ran; below: the next smaller change, which does not suffice, None where that
-    is the base; is_monotone: false where a larger change failed again; settled: then the change from
-    which on none that was tried failed; shortfall: as in `goals.py`, of the option; num_values: that
+    levers: their names; verdict: of VERDICTS; option: the smallest that suffices and from which on none
+    that was tried failed, else the nearest to the goal, None where nothing ran; below: the next smaller
+    change, which does not suffice, None where that is the base; is_monotone: false where a larger change
+    than one that suffices failed again; happens: then the smallest that happened to suffice, where that
+    is not the option; shortfall: as in `goals.py`, of the option; num_values: that
     were run.
     """
 
@@ -69,7 +71,7 @@ class Answer:
     option: Option | None = None
     below: Outcome | None = None
     is_monotone: bool = True
-    settled: Outcome | None = None
+    happens: Outcome | None = None
     shortfall: float = float("inf")
     num_values: int = 0
 
@@ -92,11 +94,11 @@ class Advice:
     rule: str
 
     def proofs(self) -> list[Outcome]:
-        """Outcomes that a sentence rests on: the base, each option, the change below it and the settled one."""
+        """Outcomes that a sentence rests on: the base, each option, the change below it and one that happened to suffice."""
         found = [self.base]
         for answer in (*self.answers, *self.pairs):
             found += [answer.option.outcome] if answer.option else []
-            found += [o for o in (answer.below, answer.settled) if o]
+            found += [o for o in (answer.below, answer.happens) if o]
         return found
 
     def as_json(self) -> dict[str, Any]:
@@ -151,7 +153,7 @@ def _answer_json(answer: Answer) -> dict[str, Any]:
         "is_monotone": answer.is_monotone,
         "num_values": answer.num_values,
         "option": None,
-        "settled": None if answer.settled is None else _outcome_json(answer.settled),
+        "happens": None if answer.happens is None else _outcome_json(answer.happens),
         "below": None if answer.below is None else _outcome_json(answer.below),
     }
     if option is not None:

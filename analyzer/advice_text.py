@@ -11,7 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from analyzer.advice_parts import ENOUGH, HELPS, ROOM, Advice, Answer
+from analyzer.advice_parts import ENOUGH, HARDLY, HELPS, ROOM, Advice, Answer
 from analyzer.advice_words import label_of, show_changes
 from analyzer.goals import figure, say_standing
 from analyzer.outcome import Outcome
@@ -92,10 +92,10 @@ def as_text(answer: Answer, with_proofs: bool) -> list[str]:
     option = answer.option
     if option is None:
         return lines
-    if option.notes and answer.verdict in (ENOUGH, ROOM, HELPS):
+    if option.notes and answer.verdict in (ENOUGH, ROOM, HELPS, HARDLY):
         lines.append(f"    note: {'; '.join(option.notes)}")
     if with_proofs:
-        shown = (option.outcome, answer.below, answer.settled)
+        shown = (option.outcome, answer.below, answer.happens)
         names = [path.name for outcome in shown if outcome for path in outcome.recordings]
         lines.append(f"    proof: {' '.join(dict.fromkeys(names))}")
     return lines

@@ -10,6 +10,7 @@ from typing import Any
 
 from analyzer.advice_parts import (
     ENOUGH,
+    HARDLY,
     NO_CHANGE,
     REFUSED,
     WORSE,
@@ -22,7 +23,7 @@ from analyzer.outcome import Outcome
 from analyzer.words import label, show
 
 RULE = (
-    "Ranked: what meets the goal first, by its dearest price: a flag alone, memory, quality or cut requests, "
+    "Ranked: what meets the goal first, by its dearest price: a flag alone, a flag with which some latency or goodput is over 2 % worse, memory, quality or cut requests, "
     "slower service (over 2 % of throughput, over 10 % of TTFT or E2E p99, or arrivals turned away), GPUs and "
     "other hardware, and last what vLLM has no setting for; then by how much of that price. What only helps follows, "
     "the nearest to the goal first. A change below 1 % is no change."
@@ -105,11 +106,12 @@ def say_enough(
     return f"enough with {what} ({now}), not with {show_changes(less.changes, facts)} ({known})"
 
 
-def say_settled(settled: Outcome | None, facts: Facts) -> str:
-    """Behind a sentence on what is enough but no threshold."""
-    if settled is None:
-        return "; larger changes fail again, the largest too"
-    return f"; larger changes fail again, from {show_changes(settled.changes, facts)} on none that was tried does"
+def say_happens(happens: Outcome | None, facts: Facts) -> str:
+    """Behind a sentence on what is enough but no threshold. happens: a smaller change that suffices,
+    None where the one that was named is the smallest and the largest fails."""
+    if happens is None:
+        return "; larger changes fail again, the largest too, so this one only happens to be enough"
+    return f", and none that was tried beyond does fail; {show_changes(happens.changes, facts)} happens to be enough too, but larger ones fail again"
 
 
 def say_answer(verdict: str, goal: Goal, base: Outcome, outcome: Outcome, facts: Facts) -> str:
@@ -125,6 +127,8 @@ def say_answer(verdict: str, goal: Goal, base: Outcome, outcome: Outcome, facts:
         return f"changes nothing that counts: {now} with {what}, {was} at the base"
     if verdict == WORSE:
         return f"makes it worse: {now} with {what}, {was} at the base"
+    if verdict == HARDLY:
+        return f"hardly helps: {now} with {what}, {was} at the base"
     how = "alone" if len(outcome.changes) == 1 else "together"
     return f"not enough {how}: at best {now} with {what}, {was} at the base"
 

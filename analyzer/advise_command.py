@@ -165,6 +165,7 @@ def base_of(arguments: argparse.Namespace) -> Base:
     Raises SettingsError, WorkloadError, RecordingError.
     """
     from engine.flags import read_settings, read_workload
+    from engine.start_check import start_note
     from traces.open import FLEET, RECORDING, SAMPLE_PREFIX, what_is
 
     first = arguments.trace[0]
@@ -180,6 +181,9 @@ def base_of(arguments: argparse.Namespace) -> Base:
     with _noted() as notes:
         settings = read_settings(arguments)
         workload = read_workload(arguments)
+        note = start_note(settings, workload.concurrency)
+    if note:
+        print(f"note: {note}", file=sys.stderr)
     said = (*notes, *workload.report.notes)
     if workload.estimated:
         said += ("The requests are estimated from what a server told, not recorded.",)

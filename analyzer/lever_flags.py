@@ -25,6 +25,7 @@ _VLLM = {
     "scheduler_reserve_full_isl": "--scheduler-reserve-full-isl",
     "enable_chunked_prefill": "--enable-chunked-prefill",
     "enable_prefix_caching": "--enable-prefix-caching",
+    "async_scheduling": "--async-scheduling",
     "long_prefill_token_threshold": "--long-prefill-token-threshold",
     "block_size": "--block-size",
     "replicas": "--data-parallel-size",
@@ -51,6 +52,8 @@ _NOTES = {
     "num_gpu_blocks": "overrides what vLLM measured: the memory must be there, or the server ends with out of memory",
     "gpu_memory_utilization": "vLLM checks it at the start and says so where the memory is not free",
     "device": "start the server on that device",
+    "pipeline_parallel_size": "its times are a best case, a pipeline that is always full, and were held against no measured run "
+    "(docs/cost-model.md): measure before you count on them",
     "replicas": "or as many servers behind a balancer; of a dense model, each has weights and a pool of its own",
     "router": "how a balancer shares requests out: no flag of the server",
     "rate_scale": "a limit in front of the server, or a part of the load elsewhere",
@@ -113,6 +116,8 @@ def our_flags(changes: Mapping[str, Any]) -> str:
             continue
         if name in _OUR_SWITCHES:
             flags += [] if value else [_OUR_SWITCHES[name]]
+        elif name == "async_scheduling":  # off unless it is asked for
+            flags += ["--async-scheduling"] if value else []
         else:
             flag = _OURS.get(name, f"--{name.replace('_', '-')}")
             flags.append(f"{flag} {_text(value)}")
@@ -128,6 +133,11 @@ def note_of(name: str, value: Any = None) -> str:
     if name == "victim" and value in ("last", "priority"):
         return "vLLM's own rule"
     return _NOTES.get(name, "")
+
+
+def routed(router: str) -> str:
+    """How requests were shared out to replicas, in a note: what a run says holds for that rule."""
+    return f"requests were shared out by the router rule {router}"
 
 
 def is_in_vllm(name: str, value: Any, settings: Mapping[str, Any] | None = None) -> bool:

@@ -18,10 +18,11 @@ from analyzer.outcome import Outcome
 from analyzer.words import label
 
 GIB = 2**30
-KINDS = ("free", "memory", "quality", "slower", "money", "other engine")
-SLOWER_FRAC = 0.02  # of throughput; less is in the noise of the model
-LATER_FRAC = 0.10  # of a p99 latency
-LATENCIES = ("ttft_s p99", "tpot_s p99", "e2e_s p99")
+KINDS = ("free", "trade", "memory", "quality", "slower", "money", "other engine")
+WORSE_FRAC = 0.02  # of any figure; less is in the noise of the model
+LATER_FRAC = 0.10  # of a p99 latency that is waited for
+LATENCIES = ("ttft_s p50", "ttft_s p99", "tpot_s p50", "tpot_s p99", "e2e_s p50", "e2e_s p99")
+WAITED_FOR = ("ttft_s p99", "e2e_s p99")
 _QUALITY = {
     "fp8": "8-bit weights: answers may differ, hold them against an evaluation",
     "int4": "4-bit weights: answers differ, hold them against an evaluation",
@@ -38,10 +39,9 @@ class Price:
     kinds: of KINDS, the dearest last; gpu_gib: memory that vLLM takes more of each GPU; fits: false
     where that memory is not there; host_gib: host memory more; num_gpus: more in all; device: another
     kind of GPU, "" for the same; quality: what is at risk; cut_requests: ended early or refused for
-    their length; throughput_frac: change of output tokens per second, None where not known; later: p99
-    latencies more than LATER_FRAC above the base's -> by how much of it (TPOT alone does not make it
-    "slower": who waits less runs beside more); load_frac: arrivals turned
-    away; per_hour: more money an hour, None where no price was given; per_million_tokens: money for a
+    their length; throughput_frac, goodput_frac: change of output tokens and of good requests per second,
+    None where not known; later: latencies more than WORSE_FRAC above the base's -> by how much of it
+    (TPOT alone does not make it "slower": who waits less runs beside more); load_frac: arrivals turned away; per_hour: more money an hour, None where no price was given; per_million_tokens: money for a
     million output tokens at the base and now.
     """
 
@@ -54,6 +54,7 @@ class Price:
     quality: tuple[str, ...] = ()
     cut_requests: int = 0
     throughput_frac: float | None = None
+    goodput_frac: float | None = None
     later: Mapping[str, float] | None = None
     load_frac: float = 0.0
     per_hour: float | None = None
@@ -66,16 +67,18 @@ class Price:
     @property
     def rank(self) -> tuple[float, ...]:
         """Smaller is cheaper: by the dearest kind, then by how much of it."""
+        worst = max(
+            -(self.throughput_frac or 0.0),
+            -(self.goodput_frac or 0.0),
+            *(self.later or {}).values(),
+            0.0,
+        )
         amounts = {
             "free": 0.0,
+            "trade": worst,
             "memory": self.gpu_gib + self.host_gib / 100,
             "quality": float(len(self.quality)) + self.cut_requests,
-            "slower": max(
-                self.load_frac,
-                -(self.throughput_frac or 0.0),
-                *(self.later or {}).values(),
-                0.0,
-            ),
+            "slower": max(self.load_frac, worst),
             "money": self.per_hour if self.per_hour is not None else float(self.num_gpus),
             "other engine": 0.0,
         }
@@ -95,9 +98,7 @@ class Price:
             said.append(f"{self.cut_requests:,} requests are refused or end early")
         if self.load_frac:
             said.append(f"{100 * self.load_frac:.0f} % fewer arrivals")
-        elif self.throughput_frac is not None and self.throughput_frac < -SLOWER_FRAC:
-            said.append(f"{-100 * self.throughput_frac:.1f} % less throughput")
-        said += [f"{label(k)} {100 * v:,.0f} % longer" for k, v in (self.later or {}).items()]
+        said += self.traded()
         if self.num_gpus > 0:
             said.append(f"{self.num_gpus} more GPU{'' if self.num_gpus == 1 else 's'}")
         if self.device:
@@ -107,6 +108,18 @@ class Price:
         if "other engine" in self.kinds:
             said.append("vLLM has no such setting")
         return said
+
+    def traded(self) -> list[str]:
+        """Figures that get worse, in words: 'TTFT p50 +18.6 %', '19.4 % less throughput'. With fewer
+        arrivals less is produced: that is said once."""
+        said = []
+        for frac, what in (
+            (self.throughput_frac, "throughput"),
+            (self.goodput_frac, "goodput"),
+        ):
+            if frac is not None and frac < -WORSE_FRAC and not self.load_frac:
+                said.append(f"{-100 * frac:.1f} % less {what}")
+        return said + [f"{label(k)} +{100 * v:,.1f} %" for k, v in (self.later or {}).items()]
 
 
 def price_of(
@@ -125,17 +138,19 @@ def price_of(
     later = {
         k: frac
         for k in LATENCIES
-        if (frac := _share_more(base, outcome, k)) is not None and frac > LATER_FRAC
+        if (frac := _share_more(base, outcome, k)) is not None and frac > WORSE_FRAC
     }
-    waits = any(k in later for k in ("ttft_s p99", "e2e_s p99"))
+    good = _share_more(base, outcome, "goodput_rps")
+    waits = any(later.get(k, 0.0) > LATER_FRAC for k in WAITED_FOR)
     load = max(0.0, 1 - float(changes.get("rate_scale", 1.0)))
     quality = _quality(changes)
     host = _host(changes, facts)
     per_hour, per_million = _money(changes, facts, base, outcome, costs or {})
     has = {
+        "trade": bool(later) or (good or 0.0) < -WORSE_FRAC,
         "memory": gpu_gib > 0 or host > 0,
         "quality": bool(quality) or cut > 0,
-        "slower": load > 0 or waits or (throughput or 0.0) < -SLOWER_FRAC,
+        "slower": load > 0 or waits or (throughput or 0.0) < -WORSE_FRAC,
         "money": gpus_now > facts.num_gpus or bool(device) or not fits or "link_gb_per_s" in changes,
         "other engine": not all(
             is_in_vllm(k, v, {**facts.settings, **changes}) for k, v in changes.items()
@@ -151,6 +166,7 @@ def price_of(
         quality,
         cut,
         throughput,
+        good,
         later,
         load,
         per_hour,

@@ -102,6 +102,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def simulate_command(args: argparse.Namespace) -> int:
     """Run `simulate`; returns the exit code."""
+    from engine.start_check import start_note
+
     settings = read_settings(args)
     if args.decisions and any(
         Path(args.decisions).resolve() == Path(t).resolve() for t in args.trace
@@ -109,7 +111,10 @@ def simulate_command(args: argparse.Namespace) -> int:
         raise SettingsError(
             f"--decisions {args.decisions} is the trace itself. Give another file."
         )
-    return _simulate(args, read_workload(args), settings)
+    workload = read_workload(args)
+    if note := start_note(settings, workload.concurrency):
+        print(f"note: {note}", file=sys.stderr)
+    return _simulate(args, workload, settings)
 
 
 def replay_command(args: argparse.Namespace) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from analyzer.advice import advise
 from analyzer.advice_parts import Advice, Answer
+from analyzer.advice_text import as_text
 from analyzer.goals import parse_goals
 from analyzer.lever_facts import Facts, facts_of
 from analyzer.lever_price import price_of
@@ -91,7 +92,7 @@ def test_the_smallest_pool_that_suffices_and_the_one_below_that_does_not() -> No
     assert answer.option.command == "--num-gpu-blocks 130"
 
 
-def test_a_larger_pool_that_fails_again_is_told_with_the_size_from_which_none_does() -> None:
+def test_where_a_larger_pool_fails_again_the_answer_is_the_size_from_which_none_does() -> None:
     # 131 is the next one after what is found, and 130 + 1 of the neighbourhood is always run.
     advice = asked(
         lambda c: {"num_preemptions": int(blocks(c) < 130 or blocks(c) == 131)},
@@ -100,11 +101,41 @@ def test_a_larger_pool_that_fails_again_is_told_with_the_size_from_which_none_do
     )
 
     answer = of(advice, "num_gpu_blocks")
-    assert changes(answer) == {"num_gpu_blocks": 130}
+    assert changes(answer) == {"num_gpu_blocks": 132}
     assert not answer.is_monotone
-    assert answer.settled is not None
-    assert answer.settled.changes == {"num_gpu_blocks": 132}
-    assert "from a KV pool of 132 blocks on none that was tried does" in answer.sentence
+    assert answer.below is not None
+    assert answer.below.changes == {"num_gpu_blocks": 131}
+    assert answer.happens is not None
+    assert answer.happens.changes == {"num_gpu_blocks": 130}
+    assert answer.option is not None
+    assert answer.option.flag == "--num-gpu-blocks-override 132"
+    assert answer.sentence == (
+        "enough with a KV pool of 132 blocks (0 preemptions), not with a KV pool of 131 blocks (1 preemption), and none "
+        "that was tried beyond does fail; a KV pool of 130 blocks happens to be enough too, but larger ones fail again"
+    )
+    assert answer.happens in advice.proofs()
+    document = advice.as_json()["answers"][0]
+    assert document["happens"]["changes"] == {"num_gpu_blocks": 130}
+    assert document["option"]["changes"] == {"num_gpu_blocks": 132}
+
+
+def test_least_memory_upwards_gives_the_size_from_which_none_fails_too() -> None:
+    advice = asked(
+        lambda c: {
+            "num_preemptions": int(blocks(c) < 130 or blocks(c) == 131),
+            "num_gpu_blocks": blocks(c),
+        },
+        "least-memory",
+        levers=("num_gpu_blocks",),
+    )
+
+    pool = of(advice, "num_gpu_blocks")
+    assert changes(pool) == {"num_gpu_blocks": 132}
+    assert pool.below is not None
+    assert pool.below.changes == {"num_gpu_blocks": 131}
+    assert pool.happens is not None
+    assert pool.happens.changes == {"num_gpu_blocks": 130}
+    assert "a KV pool of 130 blocks happens to be enough too" in pool.sentence
 
 
 def test_what_cannot_run_is_passed_over_and_shown_where_nothing_else_is_left() -> None:
@@ -135,6 +166,53 @@ def test_answers_are_ranked_by_their_dearest_price() -> None:
         "free", "memory", "quality", "slower", "money", "other engine",
     ]  # fmt: skip
     assert advice.summary.startswith("6 changes of 6 reach it. First: Watermark, enough with")
+    assert advice.summary.endswith("Its price: none but the flag.")
+
+
+def test_a_flag_that_makes_requests_wait_is_no_free_one_and_the_headline_says_so() -> None:
+    def law(c: Mapping[str, Any]) -> Mapping[str, Any]:
+        slow = {"ttft_s": {"p50": 1.186, "p99": 1.029}} if "watermark" in c else {}
+        return {"num_preemptions": 0 if c else 5, **slow}
+
+    both = asked(law, "no-preemption", levers=("watermark", "max_num_seqs"))
+    alone = asked(law, "no-preemption", levers=("watermark", "gpu_memory_utilization"))
+
+    assert [a.levers[0] for a in both.answers] == ["max_num_seqs", "watermark"]
+    assert [a.option.price.kind for a in both.answers if a.option] == ["free", "trade"]
+    assert [a.levers[0] for a in alone.answers] == ["watermark", "gpu_memory_utilization"]
+    assert alone.summary.endswith(
+        "Preemption ends, and requests wait longer: TTFT p50 +18.6 %, TTFT p99 +2.9 %."
+    )
+
+
+def test_less_than_a_tenth_of_the_way_hardly_helps() -> None:
+    def law(c: Mapping[str, Any]) -> Mapping[str, Any]:
+        num = {"watermark": 163, "block_size": 158, "enable_chunked_prefill": 175}
+        return {"num_preemptions": next((num[k] for k in c if k in num), 176)}
+
+    advice = asked(
+        law, "no-preemption", levers=("watermark", "block_size", "enable_chunked_prefill")
+    )
+
+    # A tenth of 176 are 17.6: 158 is 18 fewer, 163 is 13, 175 within 1 %.
+    assert [(a.levers[0], a.verdict) for a in advice.answers] == [
+        ("block_size", "helps"),
+        ("watermark", "hardly helps"),
+        ("enable_chunked_prefill", "no change"),
+    ]
+    assert advice.answers[1].sentence.startswith("hardly helps: 163 preemptions with watermark")
+
+
+def test_a_pipeline_says_that_it_is_a_best_case_and_replicas_how_they_were_routed() -> None:
+    levers = ("pipeline_parallel_size", "replicas")
+    advice = asked(lambda c: {"num_preemptions": 0 if c else 5}, "no-preemption", levers=levers)
+
+    notes = {a["levers"][0]: " ".join(a["option"]["notes"]) for a in advice.as_json()["answers"]}  # fmt: skip
+    assert "best case" in notes["pipeline_parallel_size"]
+    assert "held against no measured run (docs/cost-model.md)" in notes["pipeline_parallel_size"]  # fmt: skip
+    assert "shared out by the router rule round-robin" in notes["replicas"]
+    lines = as_text(of(advice, "pipeline_parallel_size"), False)
+    assert any("best case" in line for line in lines)
 
 
 def test_levers_that_do_not_help_are_shown_with_the_figure_that_shows_it() -> None:
@@ -335,10 +413,35 @@ def test_prices_are_these() -> None:
     assert priced({"rate_scale": 0.8}).sentences() == ["20 % fewer arrivals"]
     assert priced({"max_num_seqs": 2}, output_tokens_per_s=97.0).kind == "slower"
     assert priced({"max_num_seqs": 2}, output_tokens_per_s=99.0).kind == "free"
-    assert priced({"max_num_seqs": 2}, ttft_s={"p99": 1.2}).sentences() == [
-        "TTFT p99 20 % longer"
-    ]
+    assert priced({"max_num_seqs": 2}, ttft_s={"p99": 1.2}).sentences() == ["TTFT p99 +20.0 %"]
     assert priced({"max_model_len": 1_000}).cut_requests == 1
+
+
+@pytest.mark.parametrize(
+    ("now", "kind", "said"),
+    [
+        ({"ttft_s": {"p50": 1.186, "p99": 1.029}}, "trade", ["TTFT p50 +18.6 %", "TTFT p99 +2.9 %"]),
+        ({"ttft_s": {"p50": 1.019, "p99": 1.019}}, "free", []),
+        ({"ttft_s": {"p50": 1.0, "p99": 1.11}}, "slower", ["TTFT p99 +11.0 %"]),
+        ({"tpot_s": {"p50": 0.1, "p99": 0.15}}, "trade", ["TPOT p99 +50.0 %"]),
+        ({"e2e_s": {"p50": 3.09, "p99": 3.0}}, "trade", ["E2E p50 +3.0 %"]),
+        ({"output_tokens_per_s": 97.0}, "slower", ["3.0 % less throughput"]),
+    ],
+)  # fmt: skip
+def test_every_figure_that_gets_over_2_percent_worse_is_named(
+    now: Mapping[str, Any], kind: str, said: list[str]
+) -> None:
+    price = priced({"watermark": 0.05}, **now)
+
+    assert (price.kind, price.sentences()) == (kind, said)
+
+
+def test_goodput_that_falls_is_a_price_where_bounds_were_given() -> None:
+    run = world(lambda c: {"goodput_rps": 0.939 if c else 1.0})
+
+    price = price_of({"watermark": 0.05}, facts(), run({}), run({"watermark": 0.05}), None)
+
+    assert (price.kind, price.sentences()) == ("trade", ["6.1 % less goodput"])
 
 
 def test_a_pool_that_the_gpu_has_no_room_for_costs_hardware() -> None:
@@ -449,7 +552,9 @@ def test_on_the_sample_a_watermark_is_the_cheapest_and_fp8_nearly_suffices(
     first = advice.answers[0]
     assert first.levers == ("watermark",)
     assert first.option is not None
-    assert first.option.price.kind == "free"
+    assert first.option.price.kind == "trade"
+    assert first.option.price.sentences()[0] == "TTFT p50 +18.6 %"
+    assert "Preemption ends, and requests wait longer: TTFT p50 +18.6 %" in advice.summary
     assert first.option.outcome.figures["num_preemptions"] == 0
     assert advice.base.figures["num_preemptions"] > 100
     assert of(advice, "kv_cache_dtype").verdict == "helps"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from analyzer.__main__ import main
+from engine.__main__ import main as engine
 from engine.simulator import simulate
 from tests.engine_builders import make_request, make_settings, make_trace
 from traces.errors import SettingsError
@@ -213,6 +214,30 @@ def test_help_imports_no_compiler_and_no_torch() -> None:
     )
 
     assert done.stdout.strip() == "[]"
+
+
+def test_a_length_that_the_pool_has_no_room_for_is_noted_and_changes_no_result(
+    trace: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # 6 blocks, 5 of them usable: vLLM counts all 6, so 96 tokens are the most it starts with.
+    base = (trace, "--num-gpu-blocks", "6", "--device", "rtx-4090")
+    ask = ("--goal", "no-preemption", "--lever", "num_gpu_blocks", "--json")
+    found = {}
+    for length in (96, 97):
+        advise(*base, "--max-model-len", str(length), *ask)
+        found[length] = capsys.readouterr()
+    engine(["simulate", *base, "--max-model-len", "97", "--out", str(tmp_path / "a"), "--json"])
+    simulated = capsys.readouterr()
+
+    said = (
+        "note: vLLM would refuse to start: max_model_len 97 needs 7 KV blocks of 16 tokens, the pool has 5; "
+        "set --max-model-len 80 or less\n"
+    )
+    assert (found[96].err, found[97].err) == ("", said)
+    figures = [json.loads(found[n].out)["base"]["figures"] for n in (96, 97)]
+    assert figures[0] == figures[1]
+    assert said in simulated.err
+    assert json.loads(simulated.out)["status"] == "completed"
 
 
 def test_prices_are_read_by_device() -> None:

@@ -18,7 +18,7 @@ import polars as pl
 import streamlit as st
 
 from analyzer.advice import MOST_RUNS, advise
-from analyzer.advice_parts import ENOUGH, HELPS, ROOM, Advice, Answer
+from analyzer.advice_parts import ENOUGH, HARDLY, HELPS, ROOM, Advice, Answer
 from analyzer.advice_words import label_of, say_effects, sentence_case, show_changes
 from analyzer.goals import (
     LEAST_MEMORY,
@@ -214,7 +214,7 @@ def _draw(advice: Advice, bench: Bench) -> None:
             st.markdown(f"In the way: {plain(sentence)}")
     answers = [*advice.answers, *advice.pairs]
     best = [a for a in answers if a.verdict in (ENOUGH, ROOM)] or [
-        a for a in answers if a.verdict == HELPS
+        a for a in answers if a.verdict in (HELPS, HARDLY)
     ]
     best = [a for a in best if a.option is not None and a.option.changes][:MOST_CARDS]
     columns = st.columns(2) if len(best) > 1 else [st.container()]
@@ -233,6 +233,9 @@ def _draw(advice: Advice, bench: Bench) -> None:
     with st.expander("What each line rests on"):
         for answer in answers:
             st.markdown(f"**{plain(label_of(answer.levers))}:** {plain(answer.sentence)}")
+            if answer.option is not None and answer.verdict in (ENOUGH, ROOM, HELPS, HARDLY):
+                for note in answer.option.notes:
+                    st.caption(plain(sentence_case(note)))
     st.caption(plain(advice.rule))
     notes = [*advice.notes, *([bench.sentence] if bench.sentence else [])]
     st.caption(plain(f"{advice.num_runs:,} simulations. {' '.join(notes)}"))
