@@ -35,7 +35,14 @@ PAGES = (
 by_path = {}
 for title, icon, page in PAGES:
     path = title.lower().replace(" ", "-")
+    first = path == "compare"
     by_path[path] = st.Page(
-        page, title=title, icon=f":material/{icon}:", url_path=path, default=path == "compare"
+        page,
+        title=title,
+        icon=f":material/{icon}:",
+        url_path=None if first else path,
+        default=first,
     )
-shell.run(st.navigation(list(by_path.values()), position="top"), by_path)
+# The first page lies at /; who types its name finds it too.
+named = st.Page(compare.page, title="Compare", url_path="compare", visibility="hidden")
+shell.run(st.navigation([*by_path.values(), named], position="top"), by_path)
