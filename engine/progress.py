@@ -22,9 +22,7 @@ _WHY_UNFINISHED = {
 
 def note_compiling() -> None:
     """Say on stderr that the core is compiled first, where this machine has not done so yet."""
-    from numba.core import config
-
-    from engine.core.jit import cache_folder
+    from engine.core.jit import cache_folder, config
 
     if not config.DISABLE_JIT and not any(cache_folder().rglob("loop.run_chunk*.nbi")):
         print(
