@@ -122,12 +122,14 @@ def _add_base_flags(parser: argparse.ArgumentParser) -> None:
 @dataclass(frozen=True)
 class Base:
     """What is asked about. notes: what limits it; validation: how near the simulator is to the
-    recording that it was taken from, "" where there is nothing to compare."""
+    recording that it was taken from, "" where there is nothing to compare; start_note: why vLLM would
+    not start with these settings, "" where it would or is known to have."""
 
     workload: Workload
     settings: EngineSettings
     notes: tuple[str, ...]
     validation: str
+    start_note: str = ""
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -152,6 +154,8 @@ def run(arguments: argparse.Namespace) -> int:
             "notes": [*base.notes, *advice.notes],
             "recordings_kept": arguments.out is not None,
         }
+    if base.start_note:
+        print(f"note: {base.start_note}", file=sys.stderr)
     if arguments.json:
         print(json.dumps(document, indent=2, allow_nan=False, default=str))
     else:
@@ -182,12 +186,10 @@ def base_of(arguments: argparse.Namespace) -> Base:
         settings = read_settings(arguments)
         workload = read_workload(arguments)
         note = start_note(settings, workload.concurrency)
-    if note:
-        print(f"note: {note}", file=sys.stderr)
     said = (*notes, *workload.report.notes)
     if workload.estimated:
         said += ("The requests are estimated from what a server told, not recorded.",)
-    return Base(workload, settings, said, "")
+    return Base(workload, settings, said, "", note)
 
 
 def _of_recording(path: str, arguments: argparse.Namespace) -> Base:

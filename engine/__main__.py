@@ -112,9 +112,10 @@ def simulate_command(args: argparse.Namespace) -> int:
             f"--decisions {args.decisions} is the trace itself. Give another file."
         )
     workload = read_workload(args)
+    code = _simulate(args, workload, settings)
     if note := start_note(settings, workload.concurrency):
         print(f"note: {note}", file=sys.stderr)
-    return _simulate(args, workload, settings)
+    return code
 
 
 def replay_command(args: argparse.Namespace) -> int:
