@@ -35,7 +35,8 @@ class Ran:
 
 def ran(q: Quantities, limit: int) -> Ran | None:
     """What ran, against a limit; None where no sample says how many run."""
-    running = q.main.running[np.isfinite(q.main.running)] if q.main is not None else []
+    running = q.main.running if q.main is not None else np.array([])
+    running = running[np.isfinite(running)]
     if not len(running):
         return None
     above = running[running > limit]

@@ -171,8 +171,11 @@ def _to_what_if() -> None:
     """What-ifs start from the run in place A: where run B is diagnosed, the two change places."""
     now = st.query_params
     swapped = now.get("side") == "B" and "a" in now and "b" in now
-    places = {"a": now["b"], "b": now["a"]} if swapped else {}
-    shell.link_to("what-if", "Find it on What-if", ":material/tune:", **places)
+    label, icon = "Find it on What-if", ":material/tune:"
+    if swapped:
+        shell.link_to("what-if", label, icon, a=now["b"], b=now["a"])
+    else:
+        shell.link_to("what-if", label, icon)
 
 
 # ---- cards ----------------------------------------------------------------------------------------
