@@ -29,13 +29,15 @@ class OwnVictims:
     """A run's victims. table: as from `victims_of`; median_tokens; found_frac, found_spread: share of a
     victim that the prefix cache gave back, median and quartiles over the victims that came back from a
     recompute, None where nobody did; beside: median of running requests when they were chosen, None
-    where not recorded."""
+    where not recorded; num_untold: victims whose lost tokens were not recorded, who are not in the
+    table."""
 
     table: pl.DataFrame
     median_tokens: int | None
     found_frac: float | None
     beside: int | None
     found_spread: tuple[float, float] | None = None
+    num_untold: int = 0
 
 
 def victims_of(told: pl.DataFrame, steps: pl.DataFrame, knows_running: bool) -> OwnVictims:
@@ -58,8 +60,9 @@ def victims_of(told: pl.DataFrame, steps: pl.DataFrame, knows_running: bool) -> 
         "found_tokens",
     ).filter(pl.col("tokens") > 0)
     table = _with_own_costs(table)
+    untold = told["tokens"].null_count()
     if table.is_empty():
-        return OwnVictims(table, None, None, None)
+        return OwnVictims(table, None, None, None, None, untold)
     shares = table.filter(
         (pl.col("mode_used") == "recompute") & pl.col("found_tokens").is_not_null()
     ).select(pl.col("found_tokens") / pl.col("tokens"))["found_tokens"]
@@ -73,7 +76,7 @@ def victims_of(told: pl.DataFrame, steps: pl.DataFrame, knows_running: bool) -> 
         median = running["num_running"].median()
         beside = None if median is None else int(float(str(median)))
     tokens = int(float(str(table["tokens"].median())))
-    return OwnVictims(table, tokens, found, beside, spread)
+    return OwnVictims(table, tokens, found, beside, spread, untold)
 
 
 def _with_own_costs(table: pl.DataFrame) -> pl.DataFrame:

@@ -125,6 +125,8 @@ def say_victims(side: Side, name: str, own: OwnVictims, has_own_setup: bool) -> 
     has_own_setup: whether what is set is what the run ran with.
     """
     total = own.table.height
+    if not total and own.num_untold:
+        return f"{side} ({name}): the recording does not hold how many tokens its {own.num_untold:,} victim{'' if own.num_untold == 1 else 's'} lost, and which way was cheaper is not known."
     if not total:
         return f"{side} ({name}) preempted nobody who had computed anything."
     used = ", ".join(f"{n:,} by {mode}" for mode, n in by_mode(own.table).items())
@@ -213,7 +215,7 @@ def say_rule_misses(rows: Sequence[tuple[str, bool, str]], device: str) -> str:
     }  # fmt: skip
     said = ""
     if missed["recompute"]:
-        said += f" Right of their tick, recompute cheaper on {device} all the same: {_listed(missed['recompute'])}; a running batch has the weights read anyway, which makes the first tokens cheap."
+        said += f" Right of their tick, recompute cheaper on {device} all the same: {_listed(missed['recompute'])}; the running batch reads the weights anyway, and copies have fixed costs besides the link's speed."
     if missed["swap"]:
         said += f" Left of their tick, swap cheaper on {device} all the same: {_listed(missed['swap'])}; weight reads and launches of a recompute, or copies that nobody waits for, are not in the rule."
     return said

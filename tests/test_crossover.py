@@ -419,7 +419,8 @@ def test_where_the_rule_of_thumb_fails_is_said_with_the_reason() -> None:
     said = say_rule_misses(rows, "l4")
 
     assert (
-        "Right of their tick, recompute cheaper on l4 all the same: a; a running batch" in said
+        "Right of their tick, recompute cheaper on l4 all the same: a; the running batch"
+        in said
     )
     assert "Left of their tick, swap cheaper on l4 all the same: b; weight reads" in said
     assert say_rule_misses(rows[2:], "l4") == ""
@@ -545,6 +546,14 @@ def test_nothing_known_of_anybody_is_said() -> None:
     own = victims_of(spread_out().tail(1), STEPS, True)
 
     assert "which way was cheaper is not known" in say_victims("A", "swap", own, True)
+
+
+def test_victims_whose_tokens_were_not_recorded_are_not_called_nobody() -> None:
+    told = spread_out().with_columns(tokens=pl.lit(None, dtype=pl.Int64))
+
+    said = say_victims("A", "recompute", victims_of(told, STEPS, True), True)
+
+    assert said == "A (recompute): the recording does not hold how many tokens its 6 victims lost, and which way was cheaper is not known."  # fmt: skip
 
 
 def test_the_samples_victims_are_counted_by_themselves() -> None:

@@ -251,3 +251,5 @@ def test_costs_of_a_measured_run_are_told_from_modelled_lines(store: Store) -> N
     assert "For smollm2-135m on cpu, KV cache in float32" in said(app)
     assert "Costs of A and B were measured, the lines are modelled." in captions(app)
     assert value(app, "Device") == "cpu"
+    # one victim of A was wholly in the cache, and a recompute of nothing has no place on a logarithm
+    assert "Without a dot, since nothing of them had to be computed or copied or their cost is not known: 1 of A" in captions(app)  # fmt: skip

@@ -106,6 +106,7 @@ def curves_section(
     )
     drawn_measured = [s for s in measured if s in drawn and has_own_setup[s]]
     thin = [f"{d.table.height:,} of {victims[s].table.height:,} of {s}" for s, d in drawn.items() if d.table.height < victims[s].table.height]  # fmt: skip
+    free = [f"{n:,} of {s}" for s, d in drawn.items() if d.with_costs and (n := d.table.height - d.table.filter(pl.col("cost_s") > 0).height)]  # fmt: skip
     st.caption(
         "Modelled by the formulas of the estimates that preemption mode cheapest compares. Victims stand at what each did cost, with its own cached share and with copies of neighbouring blocks as one; shape and colour say which way was cheaper for that victim, the other way by its estimate."
         + (
@@ -114,6 +115,11 @@ def curves_section(
             else ""
         )
         + (f" Drawn: {plain('; '.join(thin))}." if thin else "")
+        + (
+            f" Without a dot, since nothing of them had to be computed or copied or their cost is not known: {plain('; '.join(free))}."
+            if free
+            else ""
+        )
     )
     if st.toggle(
         "Show data", key="cx_curves_data", help="Both costs and the victims as tables."
