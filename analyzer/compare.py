@@ -89,7 +89,7 @@ def compare_all(
         figures_b = summary(b)
         estimated = {"A": estimated_a, "B": estimated_figures(b)}
         clocks = (a.meta.clock, b.meta.clock)
-        finished, shared = _num_pairs(a.requests, b.requests)
+        finished, shared = num_pairs(a.requests, b.requests)
         reasons = few_requests(finished, shared) | _unlike_costs(a, b, estimated)
         rules = make_rules(clocks, (noise_a, _noise(b)), figures_a["duration_s"], reasons)
         table = delta_table(
@@ -123,7 +123,7 @@ def estimated_figures(run: Recording) -> frozenset[str]:
     return frozenset({"preemption_cost_s"} if is_cost_estimated(run) else ())
 
 
-def _num_pairs(a: pl.DataFrame, b: pl.DataFrame) -> tuple[int, int]:
+def num_pairs(a: pl.DataFrame, b: pl.DataFrame) -> tuple[int, int]:
     """Requests that both runs finished, and requests that both had."""
     ended = pl.col("status").cast(pl.String) == "finished"
     ids = [(t.filter(ended).select("request_id"), t.select("request_id")) for t in (a, b)]
@@ -154,7 +154,7 @@ def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> lis
     digests = (a.meta.workload_digest, b.meta.workload_digest)
     if None not in digests and digests[0] == digests[1]:
         return notes
-    shared, same = _overlap(a.requests, b.requests)
+    shared, same = overlap(a.requests, b.requests)
     if same == 1.0:
         why = "A recording does not name its workload"
         if None not in digests:  # a replay of a recording knows other things than the trace did
@@ -171,7 +171,7 @@ def check_comparable(a: Recording, b: Recording, *, anyway: bool = False) -> lis
     return [*notes, f"{message} Differences may come from that and not from the settings."]
 
 
-def _overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
+def overlap(a: pl.DataFrame, b: pl.DataFrame) -> tuple[float, float]:
     """Shares of all distinct request ids that are in both, and that ask for the same there.
 
     How much output a request asked for is known where it finished.

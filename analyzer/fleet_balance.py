@@ -160,7 +160,7 @@ def say_balance(series: FleetSeries, found: Balance) -> str:
     if found.imbalance is None or found.busiest is None:
         return "No two ranks say their usage at one time, so that balance is not known."
     said = [
-        f"Busiest is {series.ranks[found.busiest].name}: it holds {found.busiest_ratio or 0:.1f} times the mean of KV tokens in use; at each moment the fullest rank holds {found.imbalance:.1f} times the mean."
+        f"Busiest is {series.ranks[found.busiest].name}: it holds {found.busiest_ratio or 0:.1f} times the mean of KV tokens in use; summed over time, whichever rank is fullest holds {found.imbalance:.1f} times the mean of all."
     ]
     share = found.full_while_room_frac or 0.0
     if share > 0:

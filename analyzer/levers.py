@@ -217,6 +217,11 @@ _ALL = (
         **_switch("enable_chunked_prefill"),
     ),
     _lever(
+        "async_scheduling", "Asynchronous scheduling", 3,
+        help="A step is decided while the one before runs. vLLM has it on; it needs blocks a step earlier.",
+        **_switch("async_scheduling"),
+    ),
+    _lever(
         "long_prefill_token_threshold", "Long-prefill threshold", 3, kind="whole", unit="tokens",
         help="Most tokens of one prompt in a step; 0: no limit.",
         choices=_with_base("long_prefill_token_threshold", lambda _: (0, 128, 256, 512, 1024, 2048, 4096)),

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from engine.devices import DeviceSpec
 
 OWN_CLOCKS = ("modelled", "step", "latency")
-OURS = "This recording is the simulator's own: it needs no validation."
+OURS = "This recording is the simulator's own: there is no measurement to hold it against."
 Say = Callable[[float, str], object]
 Cancelled = Callable[[], bool]
 

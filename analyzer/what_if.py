@@ -14,8 +14,9 @@ import numpy as np
 import polars as pl
 
 from analyzer.delta_words import say_change
-from analyzer.judging import MODELLED_TOLERANCE_FRAC, Rules, judge
+from analyzer.judging import MODELLED_TOLERANCE_FRAC, Rules, judge, share_verdict
 from analyzer.outcome import Outcome
+from analyzer.what_if_pairs import Pairs
 from analyzer.words import show
 
 FIGURES = {
@@ -58,21 +59,31 @@ class Change:
     tone: str
 
 
-def change_of(metric: str, base: Outcome, now: Outcome) -> Change:
-    """The figure now against the base's. Times are modelled: less than 1 % is no difference."""
+def change_of(metric: str, base: Outcome, now: Outcome, pairs: Pairs | None = None) -> Change:
+    """The figure now against the base's. With pairs by Compare's rule; without, of modelled times
+    less than 1 % is no difference."""
     a, b = figure(base, metric), figure(now, metric)
     if a is None or b is None:
         return Change("not comparable", "even")
     name = metric.split()[0]
-    rules = Rules(MODELLED_TOLERANCE_FRAC, 0.0, float(base.figures.get("duration_s") or 0.0))
+    duration_s = float(base.figures.get("duration_s") or 0.0)
+    rules = pairs.rules if pairs else Rules(MODELLED_TOLERANCE_FRAC, 0.0, duration_s)
+    intervals = pairs.intervals if pairs else {}
     judged = "output_tokens_per_s" if name == "goodput_rps" else metric
-    verdict, _ = judge(judged, a, b - a, None, rules)
+    verdict, reason = judge(judged, a, b - a, intervals.get(metric), rules)
+    if metric == "recomputed_frac" and pairs:
+        tokens = [o.figures.get("recomputed_tokens") for o in (base, now)]
+        delta = None if None in tokens else float(tokens[1] - tokens[0])  # type: ignore[operator]
+        lost = judge(
+            "recomputed_tokens", tokens[0], delta, intervals.get("recomputed_tokens"), rules
+        )
+        verdict, reason = share_verdict(b - a, delta, lost)
     row = {
         "metric": metric,
         "delta": b - a,
         "delta_frac": (b - a) / abs(a) if a else None,
         "verdict": verdict,
-        "reason": None,
+        "reason": reason,
     }
     tone = {"better": "good", "worse": "bad"}.get(verdict or "", "even")
     return Change(say_change(row), tone)

@@ -95,10 +95,12 @@ def curve_alt(curve: Curve, metric: str, label: str) -> str:
 
 
 def say_end(policy: str, end: End) -> str:
-    """'recompute: no preemption from 2,948 on (2,930 still has some).'"""
+    """'recompute: none of the values tried from 2,948 on has any preemption (2,930 still has some).'
+
+    Between those values it is not known: preemption does not fall evenly along a lever."""
     calm, pressed = (say_value(_plain(v)) for v in (end.calm, end.pressed))
     way = f"from {calm} on" if end.upward else f"up to {calm}"
-    return f"{policy}: no preemption {way} ({pressed} still has some)."
+    return f"{policy}: none of the values tried {way} has any preemption ({pressed} still has some)."
 
 
 def _plain(value: float) -> float | int:
@@ -250,7 +252,7 @@ def _marks(curve: Curve, places: _Places, theme: Theme) -> dict[str, Any]:
             x = places.on_axis(end.calm)
             shapes.append(_upright(x, theme.side(side), "dash"))
             note = _note(
-                f"{side}: no preemption {'from' if end.upward else 'up to'} {say_value(_plain(end.calm))}",
+                f"{side}: none tried {'from' if end.upward else 'up to'} {say_value(_plain(end.calm))} preempts",
                 x, 0.94 - 0.09 * row, "top", theme.text,
             )  # fmt: skip
             notes.append(

@@ -359,8 +359,8 @@ def test_the_balance_in_words(tmp_path: Path) -> None:
     series = one_full_one_idle(tmp_path)
 
     assert say_balance(series, balance(series)) == (
-        "Busiest is rank 0: it holds 1.7 times the mean of KV tokens in use; at each moment the fullest rank holds 1.7 times "
-        "the mean. For 100 % of the time a rank is full or preempts while another has room. 100 % of the waiting would have "
+        "Busiest is rank 0: it holds 1.7 times the mean of KV tokens in use; summed over time, whichever rank is fullest holds 1.7 times "
+        "the mean of all. For 100 % of the time a rank is full or preempts while another has room. 100 % of the waiting would have "
         "fitted elsewhere at that time (2.00 requests on average)."
     )
 

@@ -30,14 +30,14 @@ VLLM_FLAGS = {
     "--max-num-batched-tokens", "--max-model-len", "--watermark", "--scheduler-reserve-full-isl",
     "--no-scheduler-reserve-full-isl", "--enable-chunked-prefill", "--no-enable-chunked-prefill",
     "--enable-prefix-caching", "--no-enable-prefix-caching", "--long-prefill-token-threshold",
-    "--kv-offloading-size", "--no-async-scheduling", "--scheduling-policy",
+    "--kv-offloading-size", "--async-scheduling", "--no-async-scheduling", "--scheduling-policy",
 }  # fmt: skip
 ISSUE = {
     "num_gpu_blocks", "gpu_memory_utilization", "kv_cache_dtype", "weight_dtype", "tensor_parallel_size",
     "pipeline_parallel_size", "device", "max_num_seqs", "max_num_batched_tokens", "max_model_len", "watermark",
     "scheduler_reserve_full_isl", "enable_chunked_prefill", "long_prefill_token_threshold", "enable_prefix_caching",
     "preemption_mode", "victim", "host_gib", "copy_path", "copy_mode", "link_gb_per_s", "block_size", "rate_scale",
-    "replicas",
+    "replicas", "async_scheduling",
 }  # fmt: skip
 CARD = EngineSettings(model="llama-3.1-8b", device="rtx-4090", kv_tokens=41_408)
 

@@ -7,8 +7,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from analyzer.judging import Rules
 from analyzer.look import DARK, LIGHT
 from analyzer.outcome import Outcome
+from analyzer.stats import Interval
 from analyzer.what_if import (
     Curve,
     End,
@@ -34,6 +36,7 @@ from analyzer.what_if_figure import (
     memory_figure,
     say_end,
 )
+from analyzer.what_if_pairs import Pairs, say_rule
 
 
 def outcome(num_preemptions: int = 0, refused: str = "", **figures: Any) -> Outcome:
@@ -82,6 +85,34 @@ def test_less_than_one_percent_of_a_modelled_time_is_no_difference() -> None:
 
     assert near.words == "no difference"
     assert far.words == "▲ 10.0 % worse"
+
+
+def test_an_interval_that_holds_zero_is_no_difference_as_on_compare() -> None:
+    base, now = outcome(tpot_s={"p99": 0.0664}), outcome(tpot_s={"p99": 0.0651})
+    rules = Rules(0.01, 0.0, 50.0)
+    wide = Pairs(2_000, {"tpot_s p99": Interval(-0.0013, -0.004, 0.001)}, rules)
+    narrow = Pairs(2_000, {"tpot_s p99": Interval(-0.0013, -0.002, -0.0005)}, rules)
+
+    assert change_of("tpot_s p99", base, now, wide).words == "no difference"
+    assert change_of("tpot_s p99", base, now, wide).tone == "even"
+    assert change_of("tpot_s p99", base, now, narrow).words == "▼ 1.96 % better"
+    assert change_of("tpot_s p99", base, now).words == "▼ 1.96 % better"
+
+
+def test_the_recomputed_share_is_judged_by_its_tokens() -> None:
+    base = outcome(recomputed_frac=0.020, recomputed_tokens=2_000)
+    now = outcome(recomputed_frac=0.018, recomputed_tokens=1_800)
+    wide = Pairs(100, {"recomputed_tokens": Interval(-200.0, -500.0, 100.0)})
+
+    assert change_of("recomputed_frac", base, now, wide).words == "no difference"
+    assert change_of("recomputed_frac", base, now).words == "▼ 0.200 points better"
+
+
+def test_the_rule_is_said() -> None:
+    paired = Pairs(2_000, {}, Rules(0.01, 0.0, 50.0))
+
+    assert "over the same 2,000 requests holds zero, or times differ by less than 1.00 %" in say_rule([paired, paired])  # fmt: skip
+    assert "not the same requests" in say_rule([paired, None])
 
 
 def test_what_is_not_known_is_not_compared() -> None:
@@ -149,8 +180,18 @@ def test_preemption_ends_between_the_last_with_and_the_first_without() -> None:
 
     assert end_of_preemption(rising) == End(300.0, 200.0, upward=True)
     assert end_of_preemption(falling) == End(16.0, 32.0, upward=False)
-    assert say_end("swap", End(300.0, 200.0, upward=True)) == "swap: no preemption from 300 on (200 still has some)."  # fmt: skip
-    assert say_end("swap", End(16.0, 32.0, upward=False)) == "swap: no preemption up to 16 (32 still has some)."  # fmt: skip
+    assert say_end("swap", End(300.0, 200.0, upward=True)) == "swap: none of the values tried from 300 on has any preemption (200 still has some)."  # fmt: skip
+    assert say_end("swap", End(16.0, 32.0, upward=False)) == "swap: none of the values tried up to 16 has any preemption (32 still has some)."  # fmt: skip
+
+
+def test_preemption_that_comes_back_moves_its_end_to_the_larger_value() -> None:
+    # as on the chat sample: none at 7,119 blocks, 1 at 7,447, none at 7,766
+    points = {2_589: outcome(176), 7_119: outcome(0), 7_447: outcome(1), 7_766: outcome(0)}
+
+    assert end_of_preemption(points) == End(7_766.0, 7_447.0, upward=True)
+    assert say_end("recompute", End(7_766.0, 7_447.0, upward=True)) == (
+        "recompute: none of the values tried from 7,766 on has any preemption (7,447 still has some)."
+    )
 
 
 def test_no_end_where_all_preempt_none_does_or_values_are_words() -> None:
@@ -206,7 +247,7 @@ def test_the_figure_marks_now_base_and_the_end() -> None:
     ).to_dict()  # fmt: skip
 
     notes = [a["text"] for a in drawn["layout"]["annotations"]]
-    assert notes == ["now 300", "base 200", "A: no preemption from 300", "B: no preemption from 300"]  # fmt: skip
+    assert notes == ["now 300", "base 200", "A: none tried from 300 preempts", "B: none tried from 300 preempts"]  # fmt: skip
     lines = [t for t in drawn["data"] if t.get("name")]
     assert [t["name"] for t in lines] == ["A · recompute", "B · swap"]
     assert list(lines[0]["x"]) == [100, 200, 300]
@@ -237,7 +278,7 @@ def test_the_alternative_text_holds_every_value() -> None:
 
     assert said.startswith("Preemptions against KV pool (blocks); now 300, base 200.")
     assert "recompute: 100: 9; 200: 3; 300: 0." in said
-    assert "no preemption from 300 on" in said
+    assert "none of the values tried from 300 on has any preemption" in said
 
 
 def test_memory_is_drawn_before_and_after_and_said() -> None:

@@ -99,7 +99,7 @@ def test_the_base_is_a_line_of_facts_and_nothing_is_changed(small: str) -> None:
 
     no_fault(app)
     assert "12 requests" in texts(app)
-    assert "pool 4 blocks of 4 tokens" in texts(app)
+    assert "pool 5 blocks of 4 tokens, vLLM's null block included" in texts(app)
     assert "Nothing is changed" in texts(app)
     found = cards(app)
     assert len(found) == 9
@@ -118,7 +118,7 @@ def test_a_lever_is_simulated_at_once_and_stands_in_the_url(small: str) -> None:
     assert dict(app.query_params)["num_gpu_blocks"] == "40"
     found = cards(app)["Preemptions"]
     assert found[0] == "0"
-    assert "▼ 100 % better" in found
+    assert "▼ 100 % (only 12 requests)" in found
     assert any("vllm serve MODEL --num-gpu-blocks-override 40" in c.value for c in app.code)
 
 
@@ -150,6 +150,23 @@ def test_a_link_brings_changes_policies_group_and_curve(small: str) -> None:
     query = dict(app.query_params)
     assert query["policies"] == "swap,cheapest"
     assert query["levers"] == "Batch limits"
+
+
+def test_a_link_without_a_group_opens_the_first_that_has_a_change(small: str) -> None:
+    app = opened(small, replicas="2", async_scheduling="on")
+
+    no_fault(app)
+    assert app.toggle(key="wi_async_scheduling").value is True
+    assert dict(app.query_params)["levers"] == "Admission and scheduling"
+
+
+def test_asynchronous_scheduling_and_trust_are_said(small: str) -> None:
+    said = texts(opened(small))
+
+    assert "asynchronous scheduling off" in said
+    assert "181 preemptions" in said
+    assert "it needs no validation" not in said
+    assert "throughput +4 to +13 %" in said
 
 
 def test_settings_that_cannot_be_are_a_sentence_in_place_of_cards(small: str) -> None:
@@ -304,7 +321,7 @@ def test_a_long_run_shows_how_far_it_is_and_can_be_cancelled(
     monkeypatch.setattr(what_if_bench.Bench, "_run", real)
     app.button(key="what_if_again").click()
     settled(app.run())
-    assert "▼ 100 % better" in cards(app)["Preemptions"]
+    assert "▼ 100 % (only 12 requests)" in cards(app)["Preemptions"]
 
 
 def test_the_curve_marks_where_preemption_ends_and_has_its_data(small: str) -> None:
@@ -314,7 +331,9 @@ def test_the_curve_marks_where_preemption_ends_and_has_its_data(small: str) -> N
     settled(app.run(), with_curve=True)
 
     no_fault(app)
-    ends = re.findall(r"(recompute|swap): no preemption from (\d+) on", texts(app))
+    ends = re.findall(
+        r"(recompute|swap): none of the values tried from (\d+) on has any", texts(app)
+    )
     assert [mode for mode, _ in ends] == ["recompute", "swap"]
     table = next(d.value for d in app.dataframe if "Policy" in d.value.columns)
     free_of_it = table[table["Value"] == ends[0][1]]

@@ -25,6 +25,7 @@ from analyzer.pages.parts.what_if_result import (
     proofs_section,
 )
 from analyzer.pages.parts.what_if_run import asked_key, result_section
+from analyzer.vllm_defaults import VLLM
 
 _STYLE = """
 <style>
@@ -47,6 +48,12 @@ _STYLE = """
 }
 </style>
 """
+
+
+ASYNC_OFF = (
+    f"Asynchronous scheduling is off here; vLLM {VLLM} has it on. Switched on, the chat sample has 181 preemptions instead of 176, and a TTFT p50 6 % longer. "
+    "To switch it on: the lever under Admission and scheduling, or `--async-scheduling` for `engine simulate`."
+)
 
 
 def page() -> None:
@@ -98,10 +105,13 @@ def _base_line(bench: Bench) -> None:
     said = [
         f"**Base:** {plain(bench.workload.name)}: {len(bench.workload):,} requests{rate}",
         plain(f"{settings['model']} on {gpus}{facts.device}"),
-        f"pool {facts.num_gpu_blocks - 1:,} blocks of {facts.block_size} tokens",
+        f"pool {facts.num_gpu_blocks:,} blocks of {facts.block_size} tokens, vLLM's null block included",
         f"at most {facts.max_num_seqs:,} requests and {facts.max_num_batched_tokens:,} tokens a step",
+        f"asynchronous scheduling {'on' if settings['async_scheduling'] else 'off'}",
     ]
     st.markdown(" · ".join(said))
+    if not settings["async_scheduling"]:
+        st.caption(ASYNC_OFF)
     if bench.sentence:
         st.caption(plain(bench.sentence))
     if bench.workload.estimated:

@@ -98,14 +98,14 @@ def test_the_curve_has_its_marks_and_its_words(page: Watched) -> None:
     page.page.get_by_role("combobox", name="Curve over").click()
     page.page.get_by_role("option", name="KV pool").click()
     page.page.wait_for_function(
-        f"() => ({ENDS})().some(t => t.includes('no preemption from'))", timeout=WAIT_MS
+        f"() => ({ENDS})().some(t => t.includes('none tried from'))", timeout=WAIT_MS
     )
     page.page.wait_for_function(CURVE_DONE, timeout=WAIT_MS)
     page.settle()
 
     marks = page.page.evaluate(ENDS)
     assert marks[:2] == ["now 5,179", "base 2,589"]
-    assert [m[:18] for m in marks[2:]] == ["A: no preemption f", "B: no preemption f"]
+    assert [m[:18] for m in marks[2:]] == ["A: none tried from", "B: none tried from"]
     chart = page.page.locator(".st-key-curve_chart [aria-label*='Preemptions against KV pool']")
     assert chart.count() == 1
     assert query(page)["over"] == ["num_gpu_blocks"]

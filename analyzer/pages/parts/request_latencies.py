@@ -26,6 +26,8 @@ from analyzer.run import Run, run_names
 from analyzer.words import show, show_change
 
 # metric -> (label, seconds of one unit, unit, default in that unit, step)
+FEW_REQUESTS = 5  # counts below it are too few to differ
+FEW = f"no difference (fewer than {FEW_REQUESTS})"
 BOUNDS: dict[str, tuple[str, float, str, float | None, float]] = {
     "ttft_s": ("TTFT at most", 1.0, "s", 2.0, 0.1),
     "tpot_s": ("TPOT at most", 1e-3, "ms", 100.0, 5.0),
@@ -121,7 +123,8 @@ def _card(title: str, explained: str, values: Mapping[Side, float | None], kind:
     a, b = values["A"], values[last]
     change = "" if last == "A" else _change(a, b, kind)
     better = 0.0 if a is None or b is None else (a - b if kind == "count" else b - a)
-    tone = "even" if abs(better) < 1e-12 or not change else "good" if better > 0 else "bad"
+    is_even = abs(better) < 1e-12 or not change or change == FEW
+    tone = "even" if is_even else "good" if better > 0 else "bad"
     return (
         f'<article class="kv-card" title="{html.escape(explained)}"><h2>{html.escape(title)}</h2>'
         f'{large}{small}<p class="kv-change kv-{tone}">{html.escape(change)}</p></article>'
@@ -135,11 +138,13 @@ def _side(side: Side, value: float | None, kind: str, css: str) -> str:
 
 
 def _change(a: float | None, b: float | None, kind: str) -> str:
-    """'▲ 3.2 %' of A; of shares in points."""
+    """'▲ 3.2 %' of A; of shares in points; of a few requests nothing."""
     if a is None or b is None:
         return "not comparable"
     if a == b:
         return "the same"
+    if kind == "count" and max(a, b) < FEW_REQUESTS:
+        return FEW
     arrow = "▲" if b > a else "▼"
     if kind == "share":
         return f"{arrow} {abs(b - a) * 100:.1f} points"

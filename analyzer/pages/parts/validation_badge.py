@@ -35,6 +35,7 @@ from analyzer.validation import (
     show_error,
     show_value,
 )
+from analyzer.what_if_trust import say_trust
 from traces.errors import KVReplayError
 from traces.recording import open_recording
 from traces.workload import Workload
@@ -130,8 +131,9 @@ def badge_section(run: Run, store: Store) -> Validated | None:
             return None
         if is_own(run.recording):
             st.markdown(
-                f":material/verified: Simulated. {OURS} What-ifs are made at its settings."
+                f":material/function: Simulated. {OURS} What-ifs are made at its settings."
             )
+            st.caption(plain(f"How far to trust it: {say_trust()}"))
             return Validated(planned.workload, planned.settings, False, None, OURS)
         return _measured(run, planned, store)
 

@@ -240,6 +240,10 @@ def _words(curve: Curve, setting: Setting) -> None:
         for policy, points in curve.points.items()
         if (end := end_of_preemption(points))
     ]
+    if ends:
+        ends.append(
+            "Values between those tried may still preempt: it does not fall evenly along a lever."
+        )
     said = [*ends, *_say_refused(curve)]
     said.append(
         "Filled and ringed: the operating point. Hollow: the base, with none of the changes. All other levers are as set above."

@@ -65,7 +65,8 @@ def derived_pool(bench: Bench, changes: Mapping[str, Any]) -> int:
 def levers_section(bench: Bench, modes: tuple[str, str]) -> dict[str, Setting]:
     """The groups, the widgets of the chosen one, and the chips. Returns every lever as it stands."""
     found = settings_now(bench)
-    what_if_state.follow_choice(GROUP, GROUPS, GROUPS[0])
+    first = first_changed(found)
+    what_if_state.follow_choice(GROUP, GROUPS, first)
     with st.container(
         horizontal=True, vertical_alignment="center", gap="small", key="lever_groups"
     ):
@@ -78,7 +79,7 @@ def levers_section(bench: Bench, modes: tuple[str, str]) -> dict[str, Setting]:
             persist_state="session",
             help="Number fields in place of sliders, for any value.",
         )
-    what_if_state.keep_choice(GROUP, GROUPS[0])
+    what_if_state.keep_choice(GROUP, first if first == GROUPS[0] else "")
     exact = bool(st.session_state.get(EXACT))
     with st.container(key="lever_grid"):
         if group == LEVERS[what_if_state.MODE].group:
@@ -88,6 +89,12 @@ def levers_section(bench: Bench, modes: tuple[str, str]) -> dict[str, Setting]:
                 _widget(setting, bench, modes, exact)
     _chips(found, bench, modes)
     return found
+
+
+def first_changed(found: Mapping[str, Setting]) -> str:
+    """The first group that has a change, which a link opens; the first of all where there is none."""
+    changed = {s.lever.group for s in found.values() if s.is_changed}
+    return next((g for g in GROUPS if g in changed), GROUPS[0])
 
 
 def _policies(modes: tuple[str, str]) -> None:

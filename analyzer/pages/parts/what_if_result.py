@@ -14,7 +14,9 @@ from urllib.parse import urlencode
 import polars as pl
 import streamlit as st
 
+from analyzer.advice_words import sentence_case
 from analyzer.figures import CONFIG
+from analyzer.lever_flags import routed
 from analyzer.levers import LEVERS, flag_line, note_of
 from analyzer.look import gib
 from analyzer.outcome import Outcome
@@ -35,7 +37,9 @@ from analyzer.what_if import (
     say_value,
 )
 from analyzer.what_if_figure import Segment, memory_alt, memory_figure
+from analyzer.what_if_pairs import say_rule
 from traces.errors import SettingsError
+from traces.routing import ROUTERS
 
 if TYPE_CHECKING:
     from engine.memory_parts import MemoryParts
@@ -59,6 +63,9 @@ def cards_section(result: Result, bounds: Mapping[str, float]) -> None:
     st.html(
         f'<section class="kv-cards kv-what-if" aria-label="Figures of {sides} against the base">{cards}</section>'
     )
+    if result.changes:
+        of = [result.pairs.get(m) for m, o in result.now.items() if not o.refused]
+        st.caption(plain(say_rule(of)))
     for mode, outcome in result.now.items():
         for line in [] if outcome.refused else say_ended(outcome):
             st.warning(plain(f"{mode}: {line}"), icon=":material/info:")
@@ -90,7 +97,7 @@ def _card(result: Result, metric: str) -> str:
         lines.append(f'<p class="kv-b">{value}</p><p class="kv-a">{name}</p>')
         base = result.base[mode]
         if result.changes and not base.refused:
-            change = change_of(metric, base, now)
+            change = change_of(metric, base, now, result.pairs.get(mode))
             was = html.escape(say(metric, figure(base, metric)))
             lines.append(
                 f'<p class="kv-change kv-{change.tone}">{html.escape(change.words)}</p>'
@@ -161,8 +168,8 @@ def _say_memory(parts: MemoryParts) -> str:
     devices = f"{parts.num_devices} x " if parts.num_devices > 1 else ""
     each = ", each" if parts.num_devices > 1 else ""
     said = (
-        f"{devices}{parts.device}{each} with {gib(parts.device_bytes)}; pool of {parts.num_gpu_blocks - 1:,} blocks of "
-        f"{parts.block_size} tokens: {tokens:,} tokens."
+        f"{devices}{parts.device}{each} with {gib(parts.device_bytes)}; pool of {parts.num_gpu_blocks:,} blocks of "
+        f"{parts.block_size} tokens, vLLM's null block included: {tokens:,} tokens."
     )
     if parts.was_given and parts.spare_bytes < 0:
         return f"{said} The pool was given; by our sum it takes {gib(-parts.spare_bytes)} more than is left for it."
@@ -216,6 +223,9 @@ def flags_section(bench: Bench, result: Result) -> None:
     for name, value in result.changes.items():
         if note := note_of(name, value):
             st.caption(plain(f"{LEVERS[name].label} {say_value(value)}: {note}."))
+    if result.changes.get("replicas", 1) != 1:
+        rule = routed(result.changes.get("router", ROUTERS[0]))
+        st.caption(plain(f"{sentence_case(rule)}."))
 
 
 def proofs_section(result: Result) -> None:

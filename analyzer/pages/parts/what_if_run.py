@@ -6,7 +6,7 @@ It knows the job, its bars, and which result stays on the page meanwhile. Simula
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from analyzer.outcome import Outcome
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import say_error
 from analyzer.pages.parts.what_if_bench import Bench
+from analyzer.what_if_pairs import Pairs, pairs_of
 
 LOOK_EVERY_S = 0.4
 FIRST_WAIT_S = 1.5  # the sample is done before a bar would have been drawn
@@ -25,13 +26,15 @@ _JOB, _SHOWN, _ENDED = (f"what_if_{n}" for n in ("job", "result", "ended"))
 @dataclass(frozen=True)
 class Result:
     """An operating point. asked: key of what was simulated; changes: lever -> value; modes: the two
-    policies; base, now: policy -> what came of it, without and with the changes."""
+    policies; base, now: policy -> what came of it, without and with the changes; pairs: policy -> the
+    requests of both, paired, None where they are not the same ones; {} without changes."""
 
     asked: str
     changes: Mapping[str, Any]
     modes: tuple[str, str]
     base: Mapping[str, Outcome]
     now: Mapping[str, Outcome]
+    pairs: Mapping[str, Pairs | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -140,7 +143,11 @@ def _work(
             report(part, 1.0, "done")
     bench.store.forget_old_runs()
     base = found["base"]
-    return Result(asked, changes, modes, base, found.get("changed", base))
+    if "changed" not in found:
+        return Result(asked, changes, modes, base, base)
+    now = found["changed"]
+    pairs = {mode: pairs_of(base[mode], now[mode]) for mode in modes}
+    return Result(asked, changes, modes, base, now, pairs)
 
 
 def _say(report: Report, part: str, about: str, done_frac: float, text: str) -> None:
