@@ -247,6 +247,7 @@ _LENGTHS = {
     "p50": "the median length",
     "p95": "the 95th percentile of requests that finished",
     "max": "the longest that finished",
+    "held_mean": "the mean that running requests held when the pool was fullest",
     "max_model_len": "max_model_len",
 }
 
