@@ -191,6 +191,15 @@ def test_values_that_cannot_be_are_said_and_the_runs_own_shown(store: Store) -> 
     assert query(app, "cx_model") is None
 
 
+def test_pipeline_stages_are_set_and_stand_in_the_link(store: Store) -> None:
+    app = put(open_page(store), "Stages (PP)", 2)
+
+    assert not app.error
+    assert "For llama-3.1-8b on 2 x rtx-4090" in said(app)
+    assert query(app, "cx_pp") == "2"
+    assert "only their lengths are drawn" in captions(app)
+
+
 def test_a_split_that_cannot_be_is_a_sentence(store: Store) -> None:
     app = open_page(store, cx_model="qwen2.5-7b", cx_tp="8")
 

@@ -116,5 +116,14 @@ def _ran_so(run: Run, shown: Run, chosen: kept.Chosen, defaults: kept.Chosen) ->
         return False
     if any(ours.settings.get(k) != theirs.settings.get(k) for k in _COSTS_REST_ON):
         return False
-    names = ("model", "device", "tp", "kv_dtype", "copy_path", "copy_mode", "link_gb_per_s")
+    names = (
+        "model",
+        "device",
+        "tp",
+        "pp",
+        "kv_dtype",
+        "copy_path",
+        "copy_mode",
+        "link_gb_per_s",
+    )
     return all(chosen.get(n) == defaults.get(n) for n in names)

@@ -115,6 +115,16 @@ def controls(now: Chosen, defaults: Chosen, names: Names, device_link: str) -> C
             "`tensor_parallel_size`: devices that share each layer. Each has its own link.",
         )
         _choice(
+            "pp",
+            "Stages (PP)",
+            kept.PPS,
+            now,
+            defaults,
+            at,
+            110,
+            "`pipeline_parallel_size`: stages that share the layers out, each on so many GPUs. The pipeline is taken to be full: a batch in flight on each stage.",
+        )
+        _choice(
             "kv_dtype",
             "KV type",
             kept.KV_DTYPES,

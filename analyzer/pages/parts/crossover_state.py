@@ -20,6 +20,7 @@ NOTES = "crossover_notes"  # name -> why its value in the URL was not taken
 _TURN = "crossover_turn"
 PREFIX = "cx_"
 TPS = (1, 2, 4, 8, 16)
+PPS = (1, 2, 4, 8)
 KV_DTYPES = ("auto", "fp8")
 COPY_PATHS = ("loop", "batch", "coalesced")
 COPY_MODES = ("blocking", "async")
@@ -115,6 +116,7 @@ _IN_URL = {
     "model": "model",
     "device": "device",
     "tp": "tp",
+    "pp": "pp",
     "kv_dtype": "kv",
     "copy_path": "path",
     "copy_mode": "copies",
@@ -131,6 +133,7 @@ def parse(query: Mapping[str, str], names: Names) -> tuple[dict[str, Any], dict[
         "model": _one_of(names.models),
         "device": _one_of(names.devices),
         "tp": _one_of(TPS),
+        "pp": _one_of(PPS),
         "kv_dtype": _one_of(KV_DTYPES),
         "copy_path": _one_of(COPY_PATHS),
         "copy_mode": _one_of(COPY_MODES),
