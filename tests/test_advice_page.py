@@ -89,6 +89,27 @@ def test_a_goal_of_bounds_asks_for_a_bound_first(
     assert "Set a bound on TTFT, TPOT or E2E above" in texts(app)
 
 
+def test_a_pipeline_is_said_to_be_a_best_case_and_replicas_name_their_router(
+    small: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    levers = ("pipeline_parallel_size", "replicas")
+    monkeypatch.setattr(advice_section, "advise", partial(advise, levers=levers))
+
+    app = searched(opened(small))
+
+    no_fault(app)
+    said = texts(app)
+    assert "held against no measured run (docs/cost-model.md)" in said
+    assert "equests were shared out by the router rule round-robin" in said
+
+
+def test_a_what_if_with_replicas_names_the_router_rule(small: str) -> None:
+    app = opened(small, replicas="2", router="least-tokens")
+
+    no_fault(app)
+    assert "Requests were shared out by the router rule least-tokens." in texts(app)
+
+
 def test_an_answer_to_another_question_is_not_shown(small: str) -> None:
     app = searched(opened(small))
     app.selectbox(key="goal").select("least-memory").run()
