@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import partial
 from pathlib import Path
 
+import polars as pl
 import pytest
 from streamlit.testing.v1 import AppTest
 
@@ -13,6 +15,7 @@ from analyzer.advice import advise
 from analyzer.advice_parts import Advice
 from analyzer.pages import what_if
 from analyzer.pages.parts import advice_section, what_if_state
+from analyzer.pages.parts.advice_table import advice_html
 from analyzer.pages.parts.store import Store
 from tests.test_what_if_page import no_fault, opened, recorded, texts
 
@@ -55,8 +58,9 @@ def test_the_pool_that_ends_preemption_is_found_shown_and_can_be_tried(small: st
     assert "In recompute mode nothing is copied" in said or "nothing is copied" in said
     codes = [c.value for c in app.code]
     assert any(c.startswith("--num-gpu-blocks-override ") for c in codes)
-    table = next(d.value for d in app.dataframe if "Verdict" in d.value.columns)
-    assert list(table["Verdict"]) == ["base", "enough", "enough", "idle"]
+    table = next(str(h.value) for h in app.get("html") if "kv-advice" in str(h.value))
+    verdicts = re.findall(r"<tr><td>(.*?)</td>", table)
+    assert verdicts == ["base", "enough", "enough", "idle"]
 
     app.button(key="advice_try_0").click().run()
 
@@ -137,3 +141,19 @@ def test_the_download_holds_what_the_command_prints(small: str) -> None:
     assert document["goal"] == "no preemption"
     assert document["answers"][0]["option"]["recordings"]
     assert what_if_state.MODE not in document["answers"][0]["option"]["changes"]
+
+
+def test_the_table_has_the_price_under_the_flag_and_no_markup_of_others() -> None:
+    rows = pl.DataFrame(
+        [
+            {"Verdict": "enough", "Lever": "Watermark", "Flag, or value": "--watermark 0.03", "Preemptions": "0", "Price": "none but the flag"},
+            {"Verdict": "idle", "Lever": "<b>x</b>", "Flag, or value": "", "Preemptions": "—", "Price": ""},
+        ]
+    )  # fmt: skip
+
+    said = advice_html(rows, "Every lever")
+
+    assert "--watermark 0.03<small>Price: none but the flag</small>" in said
+    assert said.count("<small>") == 1
+    assert "&lt;b&gt;x&lt;/b&gt;" in said
+    assert '<td class="kv-figure">0</td>' in said

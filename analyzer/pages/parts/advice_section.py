@@ -30,6 +30,7 @@ from analyzer.goals import (
 )
 from analyzer.outcome import Outcome, Simulate
 from analyzer.pages.parts import state, what_if_state
+from analyzer.pages.parts.advice_table import advice_table
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.what_if_bench import MODE, Bench
@@ -221,15 +222,7 @@ def _draw(advice: Advice, bench: Bench) -> None:
     for i, answer in enumerate(best):
         with columns[i % len(columns)]:
             _card(i, answer, advice)
-    st.dataframe(
-        _table(advice),
-        hide_index=True,
-        height="content",
-        column_config={
-            name: st.column_config.TextColumn(alignment="right") for name in _COLUMNS.values()
-        },
-        alt="Every lever with its verdict, its figures and its price",
-    )
+    advice_table(_table(advice), "Every lever with its verdict, its figures and its price")
     with st.expander("What each line rests on"):
         for answer in answers:
             st.markdown(f"**{plain(label_of(answer.levers))}:** {plain(answer.sentence)}")
