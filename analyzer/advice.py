@@ -291,11 +291,11 @@ def _summary(
         best = min([*answers, *pairs], key=_rank_goodput, default=None)
         if best is None or best.verdict != HELPS or best.option is None:
             return f"No change gives more good requests than the base ({standing})."
-        return f"{sentence_case(show_changes(best.option.changes, asked.facts))} gives most: {say_standing(goal, best.option.outcome)}, against {standing} at the base."
+        return f"{sentence_case(show_changes(best.option.changes, asked.facts))} gives most: {say_standing(goal, best.option.outcome)}, against {standing} at the base. {_cost(goal, best)}"
     if goal.aim == LEAST_MEMORY:
         if first is None or first.verdict not in (ENOUGH, ROOM):
             return f"No pool that was tried keeps it: {standing} at the base."
-        return f"{sentence_case(first.sentence)}."
+        return f"{sentence_case(first.sentence)}. {_cost(goal, first)}"
     enough = [a for a in (*answers, *pairs) if a.verdict == ENOUGH]
     if enough:
         how = "change" if len(enough[0].levers) == 1 else "pair of changes"
@@ -309,7 +309,8 @@ def _summary(
 
 def _cost(goal: Goal, answer: Answer) -> str:
     """What the first answer gives and takes: 'Preemption ends, and requests wait longer: TTFT p50 +18.6 %.'"""
-    assert answer.option is not None, "what suffices has run"
+    if answer.option is None or not answer.option.changes:
+        return "It costs nothing: that is the base."
     price = answer.option.price
     traded = price.traded()
     other = [s for s in price.sentences() if s not in traded]
@@ -317,6 +318,10 @@ def _cost(goal: Goal, answer: Answer) -> str:
     if traded:
         waits = any(k.startswith(("ttft_s", "e2e_s")) for k in price.later or {})
         worse = "requests wait longer" if waits else "other figures get worse"
-        gained = "Preemption ends" if goal.no_preemption else "The goal is met"
+        gained = "The goal is met"
+        if goal.aim:
+            gained = "More requests are good" if goal.aim == MAX_GOODPUT else "The goal is kept"
+        elif goal.no_preemption:
+            gained = "Preemption ends"
         said += f"{' ' if said else ''}{gained}, and {worse}: {', '.join(traded)}."
     return said or "Its price: none but the flag."

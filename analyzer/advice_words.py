@@ -111,7 +111,7 @@ def say_happens(happens: Outcome | None, facts: Facts) -> str:
     None where the one that was named is the smallest and the largest fails."""
     if happens is None:
         return "; larger changes fail again, the largest too, so this one only happens to be enough"
-    return f", and none that was tried beyond does fail; {show_changes(happens.changes, facts)} happens to be enough too, but larger ones fail again"
+    return f", and no larger one that was tried fails; {show_changes(happens.changes, facts)} happens to be enough too, but some larger ones fail again"
 
 
 def say_answer(verdict: str, goal: Goal, base: Outcome, outcome: Outcome, facts: Facts) -> str:

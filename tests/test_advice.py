@@ -110,8 +110,8 @@ def test_where_a_larger_pool_fails_again_the_answer_is_the_size_from_which_none_
     assert answer.option is not None
     assert answer.option.flag == "--num-gpu-blocks-override 132"
     assert answer.sentence == (
-        "enough with a KV pool of 132 blocks (0 preemptions), not with a KV pool of 131 blocks (1 preemption), and none "
-        "that was tried beyond does fail; a KV pool of 130 blocks happens to be enough too, but larger ones fail again"
+        "enough with a KV pool of 132 blocks (0 preemptions), not with a KV pool of 131 blocks (1 preemption), and no "
+        "larger one that was tried fails; a KV pool of 130 blocks happens to be enough too, but some larger ones fail again"
     )
     assert answer.happens in advice.proofs()
     document = advice.as_json()["answers"][0]
@@ -334,7 +334,8 @@ def test_most_goodput_takes_the_smallest_value_that_gives_about_the_most() -> No
     ]
     assert changes(advice.answers[0]) == {"replicas": 3}
     assert advice.summary == (
-        "3 replicas gives most: 2 good requests/s, against 1 good requests/s at the base."
+        "3 replicas gives most: 2 good requests/s, against 1 good requests/s at the base. "
+        "Its price: 2 more GPUs."
     )
 
 
