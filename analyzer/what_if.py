@@ -129,6 +129,14 @@ def say_ended(outcome: Outcome) -> list[str]:
     return said
 
 
+def say_pool(num_gpu_blocks: int, block_size: int) -> str:
+    """'2,588 blocks of 16 tokens (2,589 with vLLM's null block, as its flag and the lever count)'."""
+    return (
+        f"{num_gpu_blocks - 1:,} blocks of {block_size} tokens "
+        f"({num_gpu_blocks:,} with vLLM's null block, as its flag and the lever count)"
+    )
+
+
 # ---- how many fit --------------------------------------------------------------------------------
 
 

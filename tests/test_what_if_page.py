@@ -99,7 +99,7 @@ def test_the_base_is_a_line_of_facts_and_nothing_is_changed(small: str) -> None:
 
     no_fault(app)
     assert "12 requests" in texts(app)
-    assert "pool 5 blocks of 4 tokens, vLLM's null block included" in texts(app)
+    assert "pool 4 blocks of 4 tokens (5 with vLLM's null block" in texts(app)
     assert "Nothing is changed" in texts(app)
     found = cards(app)
     assert len(found) == 9

@@ -26,6 +26,7 @@ from analyzer.pages.parts.what_if_result import (
 )
 from analyzer.pages.parts.what_if_run import asked_key, result_section
 from analyzer.vllm_defaults import VLLM
+from analyzer.what_if import say_pool
 
 _STYLE = """
 <style>
@@ -105,7 +106,7 @@ def _base_line(bench: Bench) -> None:
     said = [
         f"**Base:** {plain(bench.workload.name)}: {len(bench.workload):,} requests{rate}",
         plain(f"{settings['model']} on {gpus}{facts.device}"),
-        f"pool {facts.num_gpu_blocks:,} blocks of {facts.block_size} tokens, vLLM's null block included",
+        f"pool {say_pool(facts.num_gpu_blocks, facts.block_size)}",
         f"at most {facts.max_num_seqs:,} requests and {facts.max_num_batched_tokens:,} tokens a step",
         f"asynchronous scheduling {'on' if settings['async_scheduling'] else 'off'}",
     ]

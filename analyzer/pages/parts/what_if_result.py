@@ -34,6 +34,7 @@ from analyzer.what_if import (
     say,
     say_calm,
     say_ended,
+    say_pool,
     say_value,
 )
 from analyzer.what_if_figure import Segment, memory_alt, memory_figure
@@ -168,8 +169,8 @@ def _say_memory(parts: MemoryParts) -> str:
     devices = f"{parts.num_devices} x " if parts.num_devices > 1 else ""
     each = ", each" if parts.num_devices > 1 else ""
     said = (
-        f"{devices}{parts.device}{each} with {gib(parts.device_bytes)}; pool of {parts.num_gpu_blocks:,} blocks of "
-        f"{parts.block_size} tokens, vLLM's null block included: {tokens:,} tokens."
+        f"{devices}{parts.device}{each} with {gib(parts.device_bytes)}; pool of "
+        f"{say_pool(parts.num_gpu_blocks, parts.block_size)}: {tokens:,} tokens."
     )
     if parts.was_given and parts.spare_bytes < 0:
         return f"{said} The pool was given; by our sum it takes {gib(-parts.spare_bytes)} more than is left for it."
