@@ -17,10 +17,10 @@ _STYLE = """
 <style>
 .kv-advice { overflow-x: auto; }
 .kv-advice table { width: 100%; border-collapse: collapse; font-size: 0.85rem; }
-.kv-advice th, .kv-advice td { padding: 0.35rem 0.5rem; text-align: left; vertical-align: top; border-bottom: 1px solid rgba(128, 128, 128, 0.3); }
+.kv-advice th, .kv-advice td { padding: 0.35rem 0.4rem; text-align: left; vertical-align: top; border-bottom: 1px solid rgba(128, 128, 128, 0.3); }
 .kv-advice th { font-weight: 600; }
 .kv-advice .kv-figure { text-align: right; white-space: nowrap; }
-.kv-advice .kv-flag { min-width: 15rem; overflow-wrap: anywhere; }
+.kv-advice .kv-flag { min-width: 11rem; overflow-wrap: anywhere; }
 .kv-advice small { display: block; }
 </style>
 """
