@@ -56,7 +56,7 @@ $(VLLM_VENV)/.installed: requirements-parity.txt
 parity-setup: $(VLLM_STAMP)
 
 parity: warm-up parity-setup
-	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m parity tests/parity
+	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m parity
 
 check: lint types test
 
