@@ -83,7 +83,7 @@ def repeats_bars(table: pl.DataFrame, theme: Theme) -> go.Figure:
             "marker": {
                 "color": theme.side(side),  # type: ignore[arg-type]  # sides are its columns
                 "line": {"width": 0},
-                "pattern": _patterns([_HATCH[side]] * table.height, theme),  # type: ignore[index]  # as above
+                "pattern": _patterns([_HATCH[side]] * table.height, theme),  # type: ignore[index]  # sides are its columns
             },
             "hovertemplate": f"{side}: %{{y:,}} requests evicted %{{x}} times<extra></extra>",
         }

@@ -270,7 +270,7 @@ def _middle_s(recording: Recording) -> float:
 
 def _last_step(recording: Recording, middle_s: float) -> int:
     """The last step that began before that time after the first arrival; -1 for none."""
-    start = float(recording.requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
+    start = float(recording.requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]  # a Float64 column
     early = recording.scan("steps").filter(pl.col("t_start_s") < start + middle_s)
     last = early.select(pl.col("step").max()).collect().item()
     return last if isinstance(last, int) else -1

@@ -184,7 +184,7 @@ class _Side:
         hidden = recording.meta.not_recorded
         steps = _steps(recording, "t_start_s", "duration_s", "used_blocks")
         requests = recording.requests
-        self.start_s = float(requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]
+        self.start_s = float(requests["arrival_s"].min() or 0.0)  # type: ignore[arg-type]  # a Float64 column
         self.from_s = self.start_s + since_s
         starts, ends = (
             steps["t_start_s"].to_numpy(),
@@ -204,7 +204,7 @@ class _Side:
             if f"requests.{column}" in hidden
         }  # fmt: skip
         finished = done["finish_s"].drop_nulls()
-        span = float(finished.max()) - self.from_s if len(finished) else 0.0  # type: ignore[arg-type]
+        span = float(finished.max()) - self.from_s if len(finished) else 0.0  # type: ignore[arg-type]  # a Float64 column
         tokens = int(came["output_tokens"].sum() or 0)
         self.tokens_per_s = tokens / span if span > 0 else None
         self.preemptions = _preemptions(recording, self.from_s)

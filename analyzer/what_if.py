@@ -72,10 +72,10 @@ def change_of(metric: str, base: Outcome, now: Outcome, pairs: Pairs | None = No
     judged = "output_tokens_per_s" if name == "goodput_rps" else metric
     verdict, reason = judge(judged, a, b - a, intervals.get(metric), rules)
     if metric == "recomputed_frac" and pairs:
-        tokens = [o.figures.get("recomputed_tokens") for o in (base, now)]
-        delta = None if None in tokens else float(tokens[1] - tokens[0])  # type: ignore[operator]
+        before, after = (o.figures.get("recomputed_tokens") for o in (base, now))
+        delta = None if before is None or after is None else float(after - before)
         lost = judge(
-            "recomputed_tokens", tokens[0], delta, intervals.get("recomputed_tokens"), rules
+            "recomputed_tokens", before, delta, intervals.get("recomputed_tokens"), rules
         )
         verdict, reason = share_verdict(b - a, delta, lost)
     row = {

@@ -172,7 +172,7 @@ def sosp_end_to_end(scratch: Path) -> Section:
             )  # fmt: skip
             done = recording.requests.filter(pl.col("finish_s").is_not_null())
             each = (done["finish_s"] - done["arrival_s"]) / done["output_tokens"]
-            found[mode] = float(each.mean()), int(done["num_preemptions"].sum())  # type: ignore[arg-type]
+            found[mode] = float(each.mean()), int(done["num_preemptions"].sum())  # type: ignore[arg-type]  # a Float64 column
         ratios[size] = found["recompute"][0] / found["swap"][0]
         cells = [f"{1e3 * found[m][0]:.1f} ({found[m][1]:,})" for m in ("recompute", "swap")]
         rows.append((str(size), *cells, f"{ratios[size]:.2f}"))

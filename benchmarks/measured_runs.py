@@ -109,7 +109,7 @@ def figures(requests: pl.DataFrame) -> dict[str, float]:
         found[f"{label}, mean"] = float(times[key].mean()) * factor
         for name, share in PERCENTILES:
             found[f"{label}, {name}"] = float(np.quantile(times[key], share)) * factor
-    makespan = float(requests["finish_s"].max())  # type: ignore[arg-type]
+    makespan = float(requests["finish_s"].max())  # type: ignore[arg-type]  # a Float64 column
     found["output tokens/s"] = float(requests["output_tokens"].sum()) / makespan
     found["makespan, s"] = makespan
     return found

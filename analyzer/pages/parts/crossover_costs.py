@@ -117,8 +117,9 @@ def device_of(setup: Setup, own: Own) -> DeviceSpec:
 
 def overrides_of(setup: Setup, own: Own) -> Mapping[str, float]:
     """The run's changed cost parameters, while model and device are the run's."""
-    both = own.model is not None and own.device is not None
-    if both and (own.model.name, own.device.name) == (setup.model, setup.device):  # type: ignore[union-attr]
+    if own.model is None or own.device is None:
+        return {}
+    if (own.model.name, own.device.name) == (setup.model, setup.device):
         if setup.link_gb_per_s is None:
             return own.overrides
         links = ("link_in_bytes_per_s", "link_out_bytes_per_s")

@@ -154,7 +154,8 @@ def bench_of(opened: Opened) -> Bench | None:
     for ref in (opened.pair.a, opened.pair.b):
         _touch(ref, store)
     key = f"{opened.a.ref}\0{opened.a.stamp}\0{allowed.settings!r}"
-    source = state.trace().key if opened.source == "trace" and state.trace() else ""  # type: ignore[union-attr]
+    trace = state.trace() if opened.source == "trace" else None
+    source = trace.key if trace is not None else ""
     return _bench(
         key, _modes(opened), str(store.root), source, opened.source, opened.a, allowed
     )
