@@ -31,6 +31,7 @@ from analyzer.goals import (
 from analyzer.outcome import Outcome, Simulate
 from analyzer.pages.parts import state, what_if_state
 from analyzer.pages.parts.advice_table import advice_table
+from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.what_if_bench import MODE, Bench
@@ -46,7 +47,6 @@ GOALS = {
     MAX_GOODPUT: "Most requests within the bounds above",
     LEAST_MEMORY: "Least KV memory",
 }
-LOOK_EVERY_S = 0.5
 MOST_CARDS = 4
 _COST, _JOB, _SHOWN, _ENDED = (f"advice_{n}" for n in ("cost", "job", "result", "ended"))
 _PART = "runs"
@@ -93,7 +93,8 @@ def advice_section(bench: Bench, bounds: Mapping[str, float]) -> None:
         if job.wait(0.0):
             _ended(job)
         else:
-            _bar()
+            with st.container(border=True, key="advice_bar"):
+                job_bar(_JOB, "Searching every lever", "cancel_advice", _say_cancelled)
     with guarded():
         _shown(asked, bench)
 
@@ -169,22 +170,8 @@ def _simulate(
     return simulate
 
 
-@st.fragment(run_every=LOOK_EVERY_S)
-def _bar() -> None:
-    job = st.session_state.get(_JOB)
-    if not isinstance(job, Job):
-        return
-    if job.wait(0.0):
-        st.rerun()
-    with st.container(border=True, key="advice_bar"):
-        progress = job.progress[_PART]
-        st.markdown("**Searching every lever.**")
-        st.progress(progress.done_frac, text=plain(progress.text or "the base"))
-        if st.button("Cancel", key="cancel_advice"):
-            job.cancel()
-            st.session_state[_JOB] = None
-            st.session_state[_ENDED] = "cancelled"
-            st.rerun()
+def _say_cancelled() -> None:
+    st.session_state[_ENDED] = "cancelled"
 
 
 def _ended(job: Job) -> None:

@@ -22,6 +22,7 @@ from analyzer.evidence_figure import fit_figure
 from analyzer.look import three_digits
 from analyzer.pages.parts import state, warm_core
 from analyzer.pages.parts.evidence_reading import Part, Reading
+from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.replay import COMPILING, engine_choices, run_id
@@ -37,7 +38,6 @@ from traces.errors import KVReplayError, NotAWorkloadError
 from traces.recording import open_recording
 from traces.schema import CLOSED_FILE
 
-LOOK_EVERY_S = 0.4
 ROWS = (
     ("usage", "KV pool in use", "%", 100.0),
     ("running", "Running", "requests", 1.0),
@@ -211,28 +211,13 @@ def _job_part(reading: Reading, index: int) -> None:
     if not isinstance(job, Job) or st.session_state.get(_JOB_KEY) != (reading.key, index):
         return
     if not job.wait(0.6):
-        _bar()
+        job_bar(_JOB, "Simulating", "evidence_sim_cancel")
         return
     st.session_state[_JOB] = None
     if job.error is not None:
         say_error(job.error)
     elif isinstance(job.result, Fitted):
         st.session_state[_FIT] = ((reading.key, index), job.result)
-        st.rerun()
-
-
-@st.fragment(run_every=LOOK_EVERY_S)
-def _bar() -> None:
-    job = st.session_state.get(_JOB)
-    if not isinstance(job, Job):
-        return
-    if job.wait(0.0):
-        st.rerun()
-    progress = job.progress["Simulating"]
-    st.progress(progress.done_frac, text=f"Simulating: {progress.text or 'starting'}")
-    if st.button("Cancel", key="evidence_sim_cancel"):
-        job.cancel()
-        st.session_state[_JOB] = None
         st.rerun()
 
 

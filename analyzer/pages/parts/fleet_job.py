@@ -7,14 +7,15 @@ It knows a name in session state for each, and nothing of what is worked out. Jo
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import streamlit as st
 
+from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import say_error
 
-LOOK_EVERY_S = 0.4
 FIRST_WAIT_S = 0.8  # a small fleet is read before a bar would have been drawn
 
 
@@ -47,7 +48,8 @@ def watch(name: str, key: str, title: str) -> Any | None:
     if not isinstance(job, Job) or job.made_from != key:
         return None
     if not job.wait(FIRST_WAIT_S):
-        _bar(name, key, title)
+        with st.container(border=True, key=f"fleet_job_{name}"):
+            job_bar(_slot(name), title, f"fleet_cancel_{name}", partial(_note_cancelled, name))
         return None
     st.session_state.pop(_slot(name), None)
     if job.error is not None:
@@ -55,20 +57,8 @@ def watch(name: str, key: str, title: str) -> Any | None:
     return job.result
 
 
-@st.fragment(run_every=LOOK_EVERY_S)
-def _bar(name: str, key: str, title: str) -> None:
-    job = st.session_state.get(_slot(name))
-    if not isinstance(job, Job) or job.made_from != key:
-        return
-    if job.wait(0.0):
-        st.rerun()
-    with st.container(border=True, key=f"fleet_job_{name}"):
-        progress = job.progress[name]
-        st.progress(progress.done_frac, text=f"{title}: {progress.text or 'starting'}")
-        if st.button("Cancel", key=f"fleet_cancel_{name}"):
-            stop(name)
-            st.session_state[f"fleet_cancelled_{name}"] = True
-            st.rerun()
+def _note_cancelled(name: str) -> None:
+    st.session_state[f"fleet_cancelled_{name}"] = True
 
 
 def was_cancelled(name: str) -> bool:

@@ -21,6 +21,7 @@ import polars as pl
 import streamlit as st
 
 from analyzer.pages.parts import warm_core
+from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import plain, say_error
 from analyzer.pages.parts.replay import COMPILING, engine_stamp
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from analyzer.validate_command import Plan
     from engine.config import EngineSettings
 
-LOOK_EVERY_S = 0.4
 FIRST_WAIT_S = 0.6
 ESTIMATED = "Estimated requests: arrivals and lengths are inferred from what the server said."
 CALIBRATED = "Calibrated on this recording."
@@ -318,7 +318,8 @@ def _is_running(key: str) -> bool:
     if not isinstance(job, Job) or st.session_state.get(_JOB_OF) != key:
         return False
     if not job.wait(FIRST_WAIT_S):
-        _bar()
+        title = "Holding the simulator against this recording"
+        job_bar(_JOB, title, "cancel_validation", _say_cancelled)
         return True
     st.session_state[_JOB] = None
     if job.error is not None:
@@ -329,24 +330,9 @@ def _is_running(key: str) -> bool:
     return False
 
 
-@st.fragment(run_every=LOOK_EVERY_S)
-def _bar() -> None:
-    job = st.session_state.get(_JOB)
-    if not isinstance(job, Job):
-        return
-    if job.wait(0.0):
-        st.rerun()
-    progress = job.progress[_PART]
-    st.progress(
-        progress.done_frac,
-        text=f"Holding the simulator against this recording: {progress.text or 'starting'}",
-    )
-    if st.button("Cancel", key="cancel_validation"):
-        job.cancel()
-        st.session_state[_JOB] = None
-        faults = st.session_state.setdefault(_FAULT, {})
-        faults[st.session_state.get(_JOB_OF)] = "The validation was cancelled."
-        st.rerun()
+def _say_cancelled() -> None:
+    faults = st.session_state.setdefault(_FAULT, {})
+    faults[st.session_state.get(_JOB_OF)] = "The validation was cancelled."
 
 
 def _forget_fault(key: str) -> None:
