@@ -63,18 +63,19 @@ def two_nodes(cluster: Any) -> Iterator[list[Any]]:
 
 
 class KillsANode(RayTasks):
-    """Kills a node, with what it is at, when so many cells have ended."""
+    """Kills a node in the middle of a cell: once a call there hangs, and others have ended."""
 
-    def __init__(self, cluster: Any, node: Any, after: int, *args: Any) -> None:
+    def __init__(self, cluster: Any, node: Any, hangs: Path, *args: Any) -> None:
         super().__init__(*args)
-        self._cluster, self._node, self._after = cluster, node, after
-        self.was_running = -1
+        self._cluster, self._node, self._hangs = cluster, node, hangs
+        self.num_ended = 0
+        self.ended_before = -1
 
     def wait(self, timeout_s: float) -> list[tuple[CellTask, Outcome]]:
         ended = super().wait(timeout_s)
-        self._after -= len(ended)
-        if self._after <= 0 and self.was_running < 0:
-            self.was_running = self.num_running
+        self.num_ended += len(ended)
+        if self.ended_before < 0 and self.num_ended >= 4 and self._hangs.exists():
+            self.ended_before = self.num_ended
             self._cluster.remove_node(self._node, allow_graceful=False)
         return ended
 
@@ -88,16 +89,19 @@ def test_a_node_killed_in_mid_sweep_loses_nothing_and_doubles_nothing(
     run_sweep(spec, tmp_path / "here", lambda _: Processes(2), figures=FIGURES)
     made: list[KillsANode] = []
     before = sweep_faults.counted(count)
+    (count / "doomed").write_text(two_nodes[1].node_id)
 
     def executor(_: Any) -> KillsANode:
-        made.append(KillsANode(cluster, two_nodes[1], 4, cluster.address, spec))
+        made.append(KillsANode(cluster, two_nodes[1], count / "hangs", cluster.address, spec))
         return made[0]
 
-    result = run_sweep(spec, tmp_path / "ray", executor, figures=f"{sweep_faults.HERE}:slow")
+    result = run_sweep(
+        spec, tmp_path / "ray", executor, figures=f"{sweep_faults.HERE}:hangs_where_it_is_told"
+    )
 
     here, there = (table(tmp_path / name).drop(NOT_COMPARED) for name in ("here", "ray"))
-    assert made[0].was_running >= 2  # cells were out on both nodes
-    assert sweep_faults.counted(count) - before > 16  # what the node took with it ran again
+    assert 4 <= made[0].ended_before < 16  # in mid-sweep
+    assert sweep_faults.counted(count) - before == 17  # the cell that the node was at ran again
     assert there["cell"].n_unique() == there.height == 16
     assert there.rows() == here.rows()
     assert (result.num_run, result.num_failed) == (16, 0)
