@@ -28,7 +28,7 @@ from analyzer.pages.parts.evidence_reading import (
 from analyzer.pages.parts.evidence_state import EvidenceRef
 from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.messages import guarded, say_error
-from analyzer.pages.parts.store import Entry, Store
+from analyzer.pages.parts.uploads import stored
 from traces.errors import EvidenceError, FileError, KVReplayError
 
 LOOK_EVERY_S = 0.4
@@ -117,10 +117,7 @@ def _take(pasted: str, uploads: list[Any], path: str, add: bool) -> None:
     elif add and before is not None and before.kind == "sample":
         ids += [store.link(g.path).id for g in files_of(before)]
     num = len(ids)
-    for upload in uploads[:MAX_FILES]:
-        if not upload.size:
-            raise FileError(upload.name, "", "the file is empty", "Check how it was written.")
-        ids.append(_spooled(store, upload).id)
+    ids += [stored(store, upload).id for upload in uploads[:MAX_FILES]]
     if path:
         ids += [store.link(p).id for p in _paths(path)]
     if pasted.strip():
@@ -132,15 +129,6 @@ def _take(pasted: str, uploads: list[Any], path: str, add: bool) -> None:
     state.ask(EvidenceRef("files", tuple(dict.fromkeys(ids))))
     st.session_state[_TURN] += 1  # let go of uploaded bytes, which the widget holds
     st.rerun()
-
-
-def _spooled(store: Store, upload: Any) -> Entry:
-    """The upload on disk, with a bar while it is copied. Raises FileError."""
-    size = int(upload.size)
-    bar = st.progress(0.0, text="Storing")
-    entry = store.spool(upload, upload.name, lambda done: bar.progress(min(1.0, done / size)))
-    bar.empty()
-    return entry
 
 
 def _paths(text: str) -> list[Path]:

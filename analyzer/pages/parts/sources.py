@@ -17,8 +17,8 @@ from analyzer.pages.parts.messages import plain
 from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Entry, Store
+from analyzer.pages.parts.uploads import stored
 from traces import samples
-from traces.errors import FileError
 
 SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
 PLACES = "abc"
@@ -103,7 +103,7 @@ def _trace_inputs(store: Store) -> None:
         st.markdown(f":material/description: **{plain(entry.name)}**")
     given = _uploader("trace", "Drop another trace" if entry else "Drop a request trace", False)
     if given is not None:
-        _use_trace(_spool(store, given))
+        _use_trace(stored(store, given))
         _close_uploader("trace")
     path = _path_input("trace_path", "or a path on this machine")
     if path:
@@ -117,7 +117,7 @@ def _recording_inputs(store: Store) -> None:
     given = _uploader("recordings", "Drop one to three recordings (A, B, C)", True)
     if given:
         for side, upload in zip(_places_for(len(given)), given, strict=False):
-            _set_side(side, _spool(store, upload))
+            _set_side(side, stored(store, upload))
         _close_uploader("recordings")
     for side in PLACES:
         path = _path_input(f"path_{side}", f"or {side.upper()}: folder or zip on this machine")
@@ -142,22 +142,6 @@ def _close_uploader(name: str) -> None:
     """Let go of the uploaded bytes, which stay in memory as long as the widget holds them."""
     st.session_state[f"upload_turn_{name}"] += 1
     st.rerun()
-
-
-def _spool(store: Store, upload: Any) -> Entry:
-    if not upload.size:
-        raise FileError(
-            upload.name,
-            "",
-            "the file is empty",
-            "Check how it was written, and give one with content.",
-        )
-    bar = st.progress(0.0, text="Storing")
-    entry = store.spool(
-        upload, upload.name, lambda done: bar.progress(min(1.0, done / upload.size))
-    )
-    bar.empty()
-    return entry
 
 
 def _path_input(key: str, label: str) -> str:

@@ -21,19 +21,21 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, BinaryIO
 
 from traces.errors import FileError
 from traces.mapped_tables import set_aside
 from traces.paths import path_kind
 
 CHUNK_BYTES = 4 * 2**20
+HASH_BYTES = 16  # blake2b
 KEEP_ENTRIES = 12
 KEEP_RUNS = 400  # a what-if makes some 30 small ones
 KEEP_RUN_BYTES = 4 * 2**30
 KEEP_BYTES = 8 * 2**30  # of uploads, and as much again of tables
 MOST_FILES = 200_000  # below a folder that is linked
 STALE_S = 86_400.0  # a file in the making that is older was left behind
+_PART = ".part-"  # begins the name of a file in the making
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -79,29 +81,56 @@ class Store:
         the disk does not take it.
         """
         source.seek(0)
-        digest = hashlib.blake2b(digest_size=16)
-        copied = 0
+        digest = hashlib.blake2b(digest_size=HASH_BYTES)
+        copied, part = 0, None
         try:
-            folder = self._folder("uploads")
-            with tempfile.NamedTemporaryFile(dir=folder, prefix=".part-", delete=False) as part:
+            with self.open_part() as file:
+                part = Path(file.name)
                 while chunk := source.read(CHUNK_BYTES):
                     digest.update(chunk)
-                    part.write(chunk)
+                    file.write(chunk)
                     copied += len(chunk)
                     if progress is not None:
                         progress(copied)
-            home = folder / digest.hexdigest()
+            return self.adopt(part, digest.hexdigest(), name, copied)
+        except OSError as error:
+            raise self.no_room(name, error.strerror or str(error)) from error
+        finally:
+            if part is not None:
+                part.unlink(missing_ok=True)
+
+    def open_part(self) -> IO[bytes]:
+        """A new file of this store, to be written, closed and adopted; who made it removes it where that
+        fails. Parts that were left behind go. Raises OSError."""
+        folder = self._folder("uploads")
+        for left in folder.glob(f"{_PART}*"):
+            with suppress(OSError):
+                if time.time() - left.stat().st_mtime > STALE_S:
+                    left.unlink()
+        return tempfile.NamedTemporaryFile(dir=folder, prefix=_PART, delete=False)
+
+    def adopt(self, part: Path, id_: str, name: str, num_bytes: int) -> Entry:
+        """Keep a file that is written under its content's hash, without copying it.
+
+        part: lies on the same disk, and is gone then. id_: what `spool` would have found. Raises FileError.
+        """
+        if not _ID.fullmatch(id_):
+            raise ValueError(f"{id_!r} is not an id of 32 hex digits")
+        try:
+            home = self._folder("uploads") / id_
             home.mkdir(exist_ok=True)
             target = home / f"file{_suffixes(name)}"
-            os.replace(part.name, target)
+            os.replace(part, target)
+            return self._keep(Entry(id_, name, str(target), num_bytes, False, time.time()))
         except OSError as error:
-            raise FileError(
-                name, "", f"it could not be stored ({error.strerror})",
-                f"Make room in {self.root}, or set KV_REPLAY_CACHE to a folder that has some.",
-            ) from error  # fmt: skip
-        return self._keep(
-            Entry(digest.hexdigest(), name, str(target), copied, False, time.time())
-        )
+            raise self.no_room(name, error.strerror or str(error)) from error
+
+    def no_room(self, name: str, why: str) -> FileError:
+        """What to say where the disk does not take the file of that name."""
+        return FileError(
+            name, "", f"it could not be stored ({why})",
+            f"Make room in {self.root}, or set KV_REPLAY_CACHE to a folder that has some.",
+        )  # fmt: skip
 
     def link(self, path: Path) -> Entry:
         """Remember a file or folder of this machine where it lies. Raises FileError."""

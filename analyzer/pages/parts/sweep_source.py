@@ -13,8 +13,9 @@ import traces
 from analyzer.pages.parts import sweep_state as state
 from analyzer.pages.parts.messages import guarded, say_error
 from analyzer.pages.parts.store import Entry, Store, default_root
+from analyzer.pages.parts.uploads import stored
 from analyzer.sweep_table import SweepTable, read_sweep
-from traces.errors import FileError, KVReplayError, SweepError
+from traces.errors import KVReplayError, SweepError
 from traces.sweep_schema import TABLE_FILE
 
 SAMPLE_TABLE = Path(str(traces.__file__)).parent / "samples" / "sweeps" / "chat.parquet"
@@ -75,9 +76,7 @@ def source_section(is_sample: bool) -> None:
         store = Store(default_root())
         entry = None
         if given is not None:
-            if not given.size:
-                raise FileError(given.name, "", "the file is empty", "Give one with content.")
-            entry = store.spool(given, given.name)
+            entry = stored(store, given)
         elif path.strip():
             entry = store.link(Path(path.strip()))
         if entry is not None:
