@@ -1,18 +1,23 @@
 # make run    start the app            make test   everything that CI runs (sets itself up)
 # make check  format, lint, types, tests            make bench  benchmarks    make shots  pictures
 # make parity compare with vLLM 0.26.0's own scheduler, live (installs it, 2.2 GB)
+# make ci-tests  every test in one run: those of make test and those of make parity
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
 JOBS ?= 2
+# Packages are compiled to bytecode when they are first imported, not all of them when installed: that
+# would take minutes. It is kept, whatever the shell says: a run of the tests starts many interpreters.
+PIP := -m pip install --quiet --disable-pip-version-check --no-compile
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test lint types format bench shots clean setup warm-up parity parity-setup bench-vllm
+.PHONY: run check test lint types format bench shots clean setup warm-up parity parity-setup bench-vllm ci-tests
 
 setup: $(STAMP)
 
 $(STAMP): requirements.txt requirements-dev.txt requirements-ray.txt
 	test -x $(PY) || python3 -m venv $(VENV)
-	$(PY) -m pip install --quiet --disable-pip-version-check -r requirements-dev.txt
+	$(PY) $(PIP) -r requirements-dev.txt
 	touch $(STAMP)
 
 run: setup
@@ -41,7 +46,7 @@ test: warm-up
 # has it. vLLM goes in without its needs, which would bring several GB of CUDA packages. torch comes in
 # the build that pip finds: set PIP_INDEX_URL or PIP_EXTRA_INDEX_URL to where its CPU builds are.
 VLLM_VENV := .venv-vllm
-VLLM_PIP := $(VLLM_VENV)/bin/python -m pip install --quiet --disable-pip-version-check
+VLLM_PIP := $(VLLM_VENV)/bin/python $(PIP)
 ifndef KV_REPLAY_VLLM_PYTHON
 VLLM_STAMP := $(VLLM_VENV)/.installed
 endif
@@ -57,6 +62,10 @@ parity-setup: $(VLLM_STAMP)
 
 parity: warm-up parity-setup
 	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m parity
+
+# In one run the tests are collected once, and no process waits for the other's last test in between.
+ci-tests: warm-up parity-setup
+	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: lint types test
 
