@@ -5,12 +5,20 @@ It knows arrows, units and the word of a judgement. Who is better is said in `ju
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
 from analyzer.judging import TOLERANCE_FRAC, Rules
 from analyzer.look import three_digits
 from analyzer.words import percent, show, show_verdict
+
+_SIDE_B = re.compile(r"\bB\b")
+
+
+def as_third(sentence: str) -> str:
+    """What is said of B against A, said of the run in place C."""
+    return _SIDE_B.sub("C", sentence)
 
 
 def say_change(row: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""The data of a range as files: tables of a recording, or of two, as Parquet, CSV, or all in a zip.
+"""The data of a range as files: tables of one to three recordings as Parquet, CSV, or all in a zip.
 
 It knows which rows of each table belong to a stretch of time, and file types. Rows are streamed from
 the recording's parts into the file; only the preemptions, which are computed, are held.
@@ -28,7 +28,7 @@ PREEMPTIONS = "preemptions"
 NAMES = (*(table.name for table in TABLES), PREEMPTIONS)
 _README = """Data of a range of KV Replay recordings.
 
-A/ and B/ (of a pair) hold one file a table, {part}.
+A/, and B/ and C/ where there are more, hold one file a table, {part}.
 The table preemptions is computed: one row a preemption with its costs. columns.json says type, unit and
 meaning of each recorded column; evidence-*.json name the recordings by hash.
 Times are seconds since the start of the run. polars, pandas and DuckDB read these files.
@@ -83,7 +83,7 @@ def _within(column: str, part: Part) -> pl.Expr:
 def write_table(
     out: Path, kind: str, runs: Mapping[Side, Run], name: str, part: Part | None
 ) -> None:
-    """One table of all runs as a `.parquet` or `.csv`; of two runs a column `run` says which.
+    """One table of all runs as a `.parquet` or `.csv`; of more than one a column `run` says which.
 
     Raises SettingsError where the table was not recorded.
     """

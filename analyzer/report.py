@@ -1,4 +1,4 @@
-"""One or two recordings -> a report: a self-contained HTML, or a PDF or PNG where a browser is found.
+"""One to three recordings -> a report: a self-contained HTML, or a PDF or PNG where a browser is found.
 
 It knows templates and file types. What a report says is in `report_contents` and `report_words`, its
 pictures in `report_figures`, and how a browser prints in `browser`.
@@ -17,6 +17,8 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from plotly.offline import get_plotlyjs
 
 from analyzer import browser, report_tables, report_words
+from analyzer.aligned import Aligned
+from analyzer.look import Side
 from analyzer.output import check_suffix, write_whole
 from analyzer.report_contents import Ask, Contents, gather
 from analyzer.report_evidence import evidence, made_with
@@ -30,6 +32,7 @@ from analyzer.report_figures import (
     distribution_pictures,
     timeline_picture,
 )
+from analyzer.report_setup import set_up
 from analyzer.run import Run
 
 SUFFIXES = (".html", ".png", ".pdf")
@@ -43,21 +46,25 @@ PAPER_MAP_PX = 860
 PAPER_HEIGHT_PX = 1_020
 FIRST_PX = (360, 600)  # least and most height of the timeline's first part
 SECOND_PX = 530
+SECOND_OF_THREE_PX = 680  # it has a row more
+CARDS_C_PX = 42  # for C's figure and change
 CARD_PX = 600  # drawn at twice that
 CARD_SCALE = 2
 _WORD_COLUMNS = (0, 1, 2)  # of the table of preemptions: victim, evicted for, as
 
 
-def write_report(out: Path, a: Run, b: Run | None = None, ask: Ask | None = None) -> Path:
-    """Write the report of A, or of B against A, to `out`, by its suffix; returns it.
+def write_report(
+    out: Path, a: Run, b: Run | None = None, ask: Ask | None = None, *, c: Run | None = None
+) -> Path:
+    """Write the report of A, of B against A, or of B and C against A to `out`, by its suffix; returns it.
 
     Raises SettingsError for another suffix, an unwritable place, or where PNG and PDF lack a
-    browser; CompareError where the two must not be compared.
+    browser; CompareError where two must not be compared.
     """
     kind = check_suffix(out, SUFFIXES)
     if kind != ".html":
         browser.find()
-    contents = gather(a, b, ask)
+    contents = gather(a, b, ask, c=c)
     write_whole(out, make(contents, kind))
     return out
 
@@ -106,7 +113,8 @@ def _timelines(contents: Contents, paper: bool) -> list[Picture]:
     """One for a screen, two for paper, whose pages are lower."""
     if not paper:
         return [timeline_picture(contents)]
-    parts = zip(PAPER_ROWS, (_first_height(contents), SECOND_PX), strict=True)
+    second = SECOND_PX if contents.third is None else SECOND_OF_THREE_PX
+    parts = zip(PAPER_ROWS, (_first_height(contents), second), strict=True)
     return [
         timeline_picture(contents, rows, key=f"timeline-{i}", height=height, width=PAPER_PX)
         for i, (rows, height) in enumerate(parts)
@@ -121,6 +129,7 @@ def _first_height(contents: Contents) -> int:
     head += 39 * (len(report_words.in_short(contents)) > 90)
     head += 30 + 16 * _lines(ask.notes.strip(), 115) if ask.notes.strip() else 0
     head += 19 * _lines(contents.verdict, 84) + 17 * _lines(contents.why, 112)
+    head += 6 + 19 * _lines(contents.verdict_c, 84) + CARDS_C_PX if contents.third else 0
     least, most = FIRST_PX
     left = PAPER_HEIGHT_PX - head
     return min(left, most) if left >= least else most
@@ -139,6 +148,15 @@ def preview(contents: Contents) -> tuple[str, str, str]:
         _asset("report.css"),
         _render("preview_head.html", contents),
         _render("preview_rest.html", contents, preempted=tables, words=_WORD_COLUMNS),
+    )
+
+
+def early_preview(aligned: Aligned, part: tuple[float, float] | None) -> tuple[str, str]:
+    """The report's style sheet and its set-up, of runs of which nothing is worked out yet."""
+    return _asset("report.css"), _environment().get_template("preview_early.html").render(
+        names=_clipped(aligned.names),
+        compared=len(aligned.runs) > 1,
+        set_up=set_up(aligned.runs, part, aligned.ends),
     )
 
 
@@ -164,24 +182,29 @@ def card(contents: Contents) -> str:
 
 
 def _render(template: str, contents: Contents, **more: Any) -> str:
-    names = {side: report_words.clip(name, 80) for side, name in contents.names.items()}
     return (
         _environment()
         .get_template(template)
         .render(
             title=contents.title,
             notes=contents.ask.notes.strip(),
-            names=names,
+            names=_clipped(contents.names),
             compared=contents.found is not None,
+            three=contents.third is not None,
             in_short=report_words.in_short(contents),
             range=report_words.range_words(contents) if contents.is_part else "",
             verdict=report_words.tidy(contents.verdict),
+            verdict_c=report_words.tidy(contents.verdict_c),
             why=report_words.tidy(contents.why),
             cards=report_tables.cards(contents),
             set_up=contents.set_up,
             **more,
         )
     )
+
+
+def _clipped(names: Mapping[Side, str]) -> dict[Side, str]:
+    return {side: report_words.clip(name, 80) for side, name in names.items()}
 
 
 def _link(text: str) -> str:

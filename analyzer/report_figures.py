@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import plotly.graph_objects as go
 
+from analyzer.aligned import Aligned
 from analyzer.block_map_figure import MapAxis, block_map
 from analyzer.block_map_figure import alt_text as block_alt_text
 from analyzer.block_picture import Asked, BlockRun, picture
@@ -56,13 +57,29 @@ def timeline_picture(
 ) -> Picture:
     """The aligned timeline. which: its rows; key: names it in the document; height, width: px; None:
     the rows' own heights, and all the room there is."""
-    rows = timeline_rows(contents.aligned, contents.shown, which)
+    return _timeline(contents.aligned, contents.shown, which, key, height, width)
+
+
+def early_picture(aligned: Aligned, shown: tuple[float, float]) -> Picture:
+    """The same of runs of which nothing is worked out yet."""
+    return _timeline(aligned, shown, tuple(ROWS), "timeline", None, None)
+
+
+def _timeline(
+    aligned: Aligned,
+    shown: tuple[float, float],
+    which: Sequence[str],
+    key: str,
+    height: int | None,
+    width: int | None,
+) -> Picture:
+    rows = timeline_rows(aligned, shown, which)
     if height is not None:
         inner = sum(row.height_px for row in rows)
         factor = (height - TOP_PX - BOTTOM_PX - GAP_PX * (len(rows) - 1)) / inner
         rows = [replace(row, height_px=round(row.height_px * factor)) for row in rows]
-    axis = contents.aligned.axis(contents.shown)
-    names = contents.names
+    axis = aligned.axis(shown)
+    names = aligned.names
     figure = light(timeline(rows, axis, names, LIGHT), width)
     return Picture(key, figure, alt_text(rows, axis, names))
 

@@ -7,11 +7,11 @@ nothing here is markup.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from analyzer.aligned import data_table
-from analyzer.compare import estimated_figures, flat_figures
+from analyzer.compare import Comparison, estimated_figures, flat_figures
 from analyzer.delta_words import say_change, say_interval, say_judged
 from analyzer.look import Side, seconds
 from analyzer.measured import is_cost_estimated
@@ -36,13 +36,20 @@ _TONES: Mapping[str, Tone] = {"better": "good", "worse": "bad"}
 
 
 @dataclass(frozen=True)
+class Change:
+    """How a figure moved from A to another run, and whether that is good."""
+
+    text: str
+    tone: Tone
+
+
+@dataclass(frozen=True)
 class Card:
-    """A figure of each side, the change from A to B, and whether that is good. change "" for one run."""
+    """A figure of each side, and its change from A for each other side."""
 
     title: str
     values: Mapping[Side, str]
-    change: str
-    tone: Tone
+    changes: Mapping[Side, Change]
 
 
 def cards(contents: Contents) -> list[Card]:
@@ -51,10 +58,15 @@ def cards(contents: Contents) -> list[Card]:
     found = []
     for metric, title in CARDS.items():
         values = {side: figure(contents, side, metric) for side in contents.names}
-        row = rows.get(metric)
-        tone = _TONES.get(row["verdict"] or "", "even") if row else "even"
-        found.append(Card(title, values, say_change(row) if row else "", tone))
+        changes = {
+            side: Change(say_change(of[metric]), _tone(of[metric])) for side, of in rows.items()
+        }
+        found.append(Card(title, values, changes))
     return found
+
+
+def _tone(row: Mapping[str, Any]) -> Tone:
+    return _TONES.get(row["verdict"] or "", "even")
 
 
 def figure(contents: Contents, side: Side, metric: str) -> str:
@@ -64,40 +76,60 @@ def figure(contents: Contents, side: Side, metric: str) -> str:
     return show_figure(metric, value, contents.missing[side], estimated)
 
 
-def _by_metric(contents: Contents) -> dict[str, dict[str, Any]]:
-    if contents.found is None:
-        return {}
-    return {row["metric"]: row for row in contents.found.table.iter_rows(named=True)}
+def _by_metric(contents: Contents) -> dict[Side, dict[str, dict[str, Any]]]:
+    """Side that is held against A -> figure -> its row of the comparison."""
+    sides: dict[Side, Comparison | None] = {"B": contents.found, "C": contents.third}
+    return {
+        side: {row["metric"]: row for row in found.table.iter_rows(named=True)}
+        for side, found in sides.items()
+        if found is not None
+    }
 
 
 @dataclass(frozen=True)
 class Line:
-    """A line of a table. tone: of its last cell."""
+    """A line of a table. tones: place of a cell -> its tone, of those that are good or bad."""
 
     cells: Sequence[str]
-    tone: Tone = "even"
+    tones: Mapping[int, Tone] = field(default_factory=dict)
 
 
 def figures_table(contents: Contents) -> tuple[list[str], list[Line]]:
-    """All figures: header and lines; with differences and judgement where there are two runs."""
+    """All figures: header and lines; with differences and judgement where there are two runs, and
+    those of C beside them where there are three."""
     if contents.found is None:
         names = flat_figures(dict(contents.figures["A"]))
         return ["Figure", "Value"], [Line([label(m), figure(contents, "A", m)]) for m in names]
     header = ["Figure", "A", "B", "B − A", "Change", "95 % interval of B − A", "B is"]
-    lines = []
-    for row in contents.found.table.iter_rows(named=True):
-        metric, verdict = row["metric"], row["verdict"]
-        cells = [
-            label(metric),
-            figure(contents, "A", metric),
-            figure(contents, "B", metric),
-            show_delta(metric, row["delta"]),
-            show_change(row["delta_frac"], coarse=verdict not in _TONES),
-            say_interval(row),
-            say_judged(row),
-        ]
-        lines.append(Line(cells, _TONES.get(verdict or "", "even")))
-    return header, lines
+    header += ["C", "Change", "C is"] if contents.third is not None else []
+    by_side = _by_metric(contents)
+    return header, [
+        _figure_line(contents, metric, row, by_side.get("C", {}).get(metric))
+        for metric, row in by_side["B"].items()
+    ]
+
+
+def _figure_line(
+    contents: Contents, metric: str, row: Mapping[str, Any], third: Mapping[str, Any] | None
+) -> Line:
+    cells = [
+        label(metric),
+        figure(contents, "A", metric),
+        figure(contents, "B", metric),
+        show_delta(metric, row["delta"]),
+        _changed(row),
+        say_interval(row),
+        say_judged(row),
+    ]
+    tones = {len(cells) - 1: _tone(row)}
+    if third is not None:
+        cells += [figure(contents, "C", metric), _changed(third), say_judged(third)]
+        tones[len(cells) - 1] = _tone(third)
+    return Line(cells, tones)
+
+
+def _changed(row: Mapping[str, Any]) -> str:
+    return show_change(row["delta_frac"], coarse=row["verdict"] not in _TONES)
 
 
 def latency_table(contents: Contents) -> tuple[list[str], list[Line]]:
@@ -147,11 +179,11 @@ def _preempted_table(contents: Contents, side: Side) -> PreemptedTable:
         return PreemptedTable(side, name, (), (), f"{name}: preemptions were not recorded.")
     if not own.num_all:
         return PreemptedTable(side, name, (), (), f"{name}: {_none(contents, side)}")
-    others: Side = "B" if side == "A" else "A"
+    others = [other for other in contents.names if other != side]
     rows = own.table.to_dicts()
     header = ["Victim", "Evicted for", "As", "When", "Step", "Free", "Blocks", "Tokens"]
     header += ["Again", "Cost", "Away", "Others lost"]
-    header += [f"In {others}"] if contents.found else []
+    header += [f"In {other}" for other in others]
     unknown = all(row["direct_cost_s"] is None for row in rows)
     order = "the first" if unknown else "the costliest"
     if own.num_all == 1:
@@ -162,35 +194,43 @@ def _preempted_table(contents: Contents, side: Side) -> PreemptedTable:
         of = f"{order} {len(rows):,} of {own.num_all:,} preemptions"
     guessed = " Costs are the engine's estimates." if is_cost_estimated(run) else ""
     caption = f"{name}: {of}{' in the range' if contents.is_part else ''}.{guessed}"
-    return PreemptedTable(
-        side, caption, header, [_preemption(r, bool(contents.found)) for r in rows]
-    )
+    return PreemptedTable(side, caption, header, [_preemption(r, others) for r in rows])
 
 
-def _preemption(row: Mapping[str, Any], has_other: bool) -> Line:
+def _preemption(row: Mapping[str, Any], others: Sequence[Side]) -> Line:
     own = row["cause_request_id"] == row["request_id"]
     cause = row["cause_request_id"]
-    asked, used = str(row["mode_asked"]), str(row["mode_used"])
     cells = [
         clip(row["request_id"], MOST_ID),
         "its own need" if own else "—" if cause is None else clip(cause, MOST_ID),
-        used if asked in (used, "None") else f"{used} (asked: {asked})",
+        _mode(row),
         seconds(row["t_s"]),
         f"{row['step']:,}",
-        f"{row['free_blocks_before']:,}",
-        f"{row['blocks']:,}",
-        f"{row['tokens']:,}",
-        "—" if row["recomputed_tokens"] is None else f"{row['recomputed_tokens']:,}",
+        *(
+            _count(row[c])
+            for c in ("free_blocks_before", "blocks", "tokens", "recomputed_tokens")
+        ),
         seconds(row["direct_cost_s"]),
         seconds(row["away_s"]) if row["away_s"] is not None else "never came back",
         seconds(row["induced_s"]),
     ]
-    if has_other:
-        times = row["other"]
+    for other in others:
+        times = row[f"in_{other}"]
         cells.append(
             "not in it" if times is None else "not preempted" if not times else f"{times:,} ×"
         )
     return Line(cells)
+
+
+def _mode(row: Mapping[str, Any]) -> str:
+    asked, used = row["mode_asked"], row["mode_used"]
+    if used is None:
+        return "—"
+    return str(used) if asked in (used, None) else f"{used} (asked: {asked})"
+
+
+def _count(value: int | None) -> str:
+    return "—" if value is None else f"{value:,}"
 
 
 def _none(contents: Contents, side: Side) -> str:

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import re
 
-from analyzer.delta_words import say_how_judged
-from analyzer.look import three_digits
+from analyzer.delta_words import as_third, say_how_judged
+from analyzer.look import Side, three_digits
 from analyzer.report_contents import Contents
 from analyzer.report_setup import Setup
 from analyzer.words import label
@@ -50,13 +50,21 @@ def limits(contents: Contents) -> list[str]:
     for side, names in contents.missing.items():
         if names:
             said.append(f"Not recorded in {side}: {', '.join(sorted(map(label, names)))}.")
-    notes = contents.found.notes if contents.found else contents.runs["A"].recording.notes
-    said += [clip(note, 400) for note in notes if not note.startswith("preemption_mode:")]
+    said += [clip(n, 400) for n in _notes(contents) if not n.startswith("preemption_mode:")]
     for side, run in contents.runs.items():
         listed = run.meta.workload.get("notes")
         if isinstance(listed, list) and side == "A":
             said += [f"Workload: {clip(note, 400)}" for note in listed[:5]]
     return said
+
+
+def _notes(contents: Contents) -> list[str]:
+    """What limits the comparisons, or what the one recording says of itself."""
+    if contents.found is None:
+        return list(contents.runs["A"].recording.notes)
+    notes = list(contents.found.notes)
+    of_third = map(as_third, contents.third.notes if contents.third is not None else ())
+    return notes + [note for note in of_third if note not in notes]
 
 
 def _clocks(contents: Contents) -> list[str]:
@@ -119,14 +127,20 @@ def engine_line(contents: Contents) -> str:
 
 
 def _together(row: Setup, apart: str, joint: str = ", ") -> str:
-    """The parts that all sides share on one line, then a line for each side that has more."""
+    """The parts that all sides share on one line, then a line for each side that has more, or for
+    those that share it: 'B, C: copy_path coalesced'."""
     parts = {side: text.split(apart) for side, text in row.values.items()}
-    first = next(iter(parts.values()))
-    common = [p for p in first if all(p in own for own in parts.values())]
+    whose: dict[str, list[Side]] = {}
+    for side, said in parts.items():
+        for part in dict.fromkeys(said):
+            whose.setdefault(part, []).append(side)
+    groups: dict[tuple[Side, ...], list[str]] = {}
+    for part, sides in whose.items():
+        groups.setdefault(tuple(sides), []).append(part)
+    common = groups.pop(tuple(parts), [])
     lines = [joint.join(common)] if common else []
-    for side, own in parts.items():
-        left = [p for p in own if p not in common]
-        lines += [f"{side}: {joint.join(left)}"] if left else []
+    for who, own in sorted(groups.items(), key=lambda g: (len(g[0]), g[0])):
+        lines.append(f"{', '.join(who)}: {joint.join(own)}")
     return "\n".join(lines)
 
 

@@ -42,6 +42,16 @@ def pair_paths(folder: Path, victim: str = "b", **meta: Any) -> tuple[Path, Path
     )
 
 
+def triple_paths(folder: Path, **meta: Any) -> tuple[Path, Path, Path]:
+    """Folders of three recordings of `chunked_return`: recompute, swap and cheapest by their settings."""
+    world = chunked_return()
+    a, b, c = (
+        write(folder / mode, **world, meta=make_meta(settings=settings(mode), **meta))
+        for mode in ("recompute", "swap", "cheapest")
+    )
+    return a, b, c
+
+
 def pair(folder: Path, victim: str = "b", **meta: Any) -> tuple[Run, Run]:
     """These recordings, opened."""
     a, b = pair_paths(folder, victim, **meta)

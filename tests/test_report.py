@@ -109,7 +109,7 @@ def test_a_report_of_one_recording_judges_nothing(tmp_path: Path) -> None:
     assert "It preempts once" in words
     assert "B is" not in words
     assert "Difference B" not in words
-    assert [c.change for c in cards(gather(a))] == [""] * 6
+    assert [dict(c.changes) for c in cards(gather(a))] == [{}] * 6
 
 
 def test_a_run_without_preemption_gives_the_good_news(tmp_path: Path) -> None:

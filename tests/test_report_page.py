@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import threading
+import time
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,14 @@ import pytest
 from PIL import Image
 from streamlit.testing.v1 import AppTest
 
-from analyzer import browser
+from analyzer import browser, run_figures
+from analyzer.pages.parts import runs
+from analyzer.pages.parts.runs import PairRef, load
+from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.store import Store
-from analyzer.pages.report import _file_name, _part_of, _tables, _trace
+from analyzer.pages.report import _file_name, _part_of, _said_in_link, _tables, _trace
 from analyzer.report_contents import Ask, gather
-from tests.report_builders import MARKUP, pair, pair_paths
+from tests.report_builders import MARKUP, pair, pair_paths, triple_paths
 
 ROOT = Path(__file__).parents[1]
 TIMEOUT_S = 120
@@ -95,6 +100,104 @@ def test_title_and_notes_go_into_the_preview_as_text(store: Store, tmp_path: Pat
     assert "<script>alert" not in shown
     assert "<h1>&lt;script&gt;alert(1)&lt;/script&gt;" in shown
     assert "look at &lt;script&gt;" in shown
+
+
+def test_three_runs_are_reported_and_the_link_names_all(store: Store, tmp_path: Path) -> None:
+    a, b, c = (f"file:{store.link(p).id}" for p in triple_paths(tmp_path))
+
+    app = page_alone(source="Recordings", a=a, b=b, c=c)
+
+    assert not app.exception
+    assert not app.error
+    shown = html_of(app)
+    assert "<h1>A recompute against B swap and C cheapest</h1>" in shown
+    assert "Six figures of runs B and C against run A" in shown
+    assert "C (cheapest): its only preemption." in shown
+
+
+def test_a_reports_link_holds_the_third_run(store: Store, tmp_path: Path) -> None:
+    a, b, c = (f"file:{store.link(p).id}" for p in triple_paths(tmp_path))
+    runs = {ref: load(ref, store) for ref in (a, b, c)}
+    there = Opened(
+        "key", PairRef(a, b, c), runs[a], runs[b], "recordings", False, False, runs[c]
+    )
+
+    assert _said_in_link(there, "Why", (1.0, 5.0)) == {
+        "a": a,
+        "b": b,
+        "c": c,
+        "t": "1-5",
+        "report_title": "Why",
+    }
+
+
+# ---- long runs ------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def held(monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Every run counts as long, and its figures come when this is set."""
+    gate = threading.Event()
+    true = run_figures.summarize
+    monkeypatch.setattr(runs, "LONG_ROWS", 1)
+    monkeypatch.setattr(run_figures, "summarize", lambda r: gate.wait(60) and true(r))
+    return gate
+
+
+def until_reported(app: AppTest) -> AppTest:
+    for _ in range(100):
+        app.run()
+        if labels(app):
+            return app
+        time.sleep(0.1)
+    raise AssertionError("the report does not come")
+
+
+def test_of_long_runs_timeline_and_set_up_come_first_and_the_files_later(
+    store: Store, tmp_path: Path, held: threading.Event, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a, b = (f"file:{store.link(p).id}" for p in pair_paths(tmp_path))
+    app = page_alone(source="Recordings", a=a, b=b)
+
+    assert not app.exception
+    assert not app.error
+    assert timeline_range(app) == [0.0, 9.0]
+    assert "Set-up" in html_of(app)
+    assert any("Working out verdict, figures and preemptions." in m.value for m in app.markdown)
+    assert labels(app) == []
+
+    held.set()
+    until_reported(app)
+    assert "A (recompute): its only preemption." in html_of(app)
+    assert not any("Working out" in m.value for m in app.markdown)
+
+    monkeypatch.setattr(run_figures, "summarize", lambda _: pytest.fail("worked out again"))
+    assert labels(page_alone(source="Recordings", a=a, b=b)) != []
+
+
+def test_the_job_of_a_report_can_be_cancelled_and_taken_up_again(
+    store: Store, tmp_path: Path, held: threading.Event
+) -> None:
+    app = opened(store, tmp_path)
+
+    app.button(key="cancel_working_out").click().run()
+    assert not app.exception
+    assert any("were not worked out" in i.value for i in app.info)
+    assert timeline_range(app) == [0.0, 9.0]
+
+    held.set()
+    app.button(key="work_out").click().run()
+    assert "Six figures of run B against run A" in html_of(until_reported(app))
+
+
+def test_a_range_behind_the_end_of_long_runs_is_said(
+    store: Store, tmp_path: Path, held: threading.Event
+) -> None:
+    app = opened(store, tmp_path, t="20-30")
+
+    assert not app.exception
+    assert any("the last step ends at 9.000 s" in e.value.replace("\\", "") for e in app.error)
+    held.set()
 
 
 def test_the_shown_range_is_reported_unless_the_user_wants_all(

@@ -1,7 +1,8 @@
 """The Report page: title and notes, a preview, and files to share.
 
-It reads downward: what the user says, what can be downloaded, the preview. What a report holds is
-known in `analyzer.report`.
+It reads downward: what the user says, what can be downloaded, the preview. Of long runs the timeline
+and the set-up come first, and the rest when the job beside the page has worked it out. What a report
+holds is known in `analyzer.report`.
 """
 
 from __future__ import annotations
@@ -14,16 +15,23 @@ from urllib.parse import urlencode, urlsplit, urlunsplit
 import streamlit as st
 
 from analyzer import browser
-from analyzer.compare import Comparison
+from analyzer.aligned import Aligned
 from analyzer.look import LIGHT, three_digits
 from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.messages import guarded, plain
 from analyzer.pages.parts.shell import Opened
+from analyzer.pages.parts.working_out import worked_out
 from analyzer.range_data import zip_bytes
-from analyzer.report import html, make, preview
-from analyzer.report_contents import MOST_NOTES, MOST_TITLE, Ask, Contents, gather
-from analyzer.report_figures import REPORT_CONFIG, Picture, timeline_picture
-from analyzer.run import Run
+from analyzer.report import early_preview, html, make, preview
+from analyzer.report_contents import (
+    MOST_NOTES,
+    MOST_TITLE,
+    Ask,
+    Contents,
+    check_within,
+    gather,
+)
+from analyzer.report_figures import REPORT_CONFIG, Picture, early_picture, timeline_picture
 
 MOST_ROWS = 4_000_000  # steps and events that the page packs; more is for the command line
 MADE = "report_made"  # (what it was made of, bytes) of the last PNG and PDF, by suffix
@@ -43,8 +51,12 @@ def _body(opened: Opened) -> None:
     left, right = st.columns([3, 2], gap="large")
     with left:
         ask = _ask(opened)
-    found = opened.found if "B" in opened.runs else None
-    shown = _gathered(opened.key, ask.shown, ask.anyway, opened.a, opened.runs.get("B"), found)
+    with right:
+        ready = worked_out(opened.key, opened.runs)
+    if not ready:
+        _meanwhile(opened, ask.shown)
+        return
+    shown = _gathered(opened.key, ask.shown, opened)
     contents = replace(shown, ask=ask)
     with right:
         _downloads(opened, contents)
@@ -52,16 +64,12 @@ def _body(opened: Opened) -> None:
 
 
 @st.cache_resource(max_entries=4, show_spinner="Collecting the report")
-def _gathered(
-    key: str,
-    part: Part | None,
-    anyway: bool,
-    _a: Run,
-    _b: Run | None,
-    _found: Comparison | None,
-) -> Contents:
+def _gathered(key: str, part: Part | None, _opened: Opened) -> Contents:
     """What the report says, but for title and notes; worked out once per content and range."""
-    return gather(_a, _b, Ask(shown=part, anyway=anyway), _found)
+    b = _opened.runs.get("B")
+    found = None if b is None else _opened.found
+    third = _opened.found_third
+    return gather(_opened.a, b, Ask(shown=part), found, c=_opened.c, third=third)
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
@@ -90,8 +98,6 @@ def _ask(opened: Opened) -> Ask:
         placeholder="What the reader should know: why this run, what was found, what to do. Plain text.",
     )
     part = _part()
-    if "C" in opened.runs:
-        st.caption("The report is of A and B; the third run is not in it.")
     return Ask(title or "", notes or "", part, _permalink(opened, title or "", part))
 
 
@@ -126,14 +132,19 @@ def _permalink(opened: Opened, title: str, part: Part | None) -> str:
     here = urlsplit(st.context.url or "")
     if here.scheme not in ("http", "https"):
         return ""
+    query = urlencode(_said_in_link(opened, title, part))
+    return urlunsplit((here.scheme, here.netloc, here.path, query, ""))
+
+
+def _said_in_link(opened: Opened, title: str, part: Part | None) -> dict[str, str]:
     said = {
         "a": opened.pair.a,
-        "b": opened.pair.b if "B" in opened.runs else "",
+        "b": opened.pair.b,
+        "c": opened.pair.c,
         "t": f"{part[0]:.6g}-{part[1]:.6g}" if part else "",
         "report_title": title,
     }
-    query = urlencode({name: value for name, value in said.items() if value})
-    return urlunsplit((here.scheme, here.netloc, here.path, query, ""))
+    return {name: value for name, value in said.items() if value}
 
 
 # ---- files ----------------------------------------------------------------------------------------
@@ -254,15 +265,37 @@ def _preview(contents: Contents, timeline: Picture) -> None:
     st.html(f"<style>{css}</style>")
     with st.container(key="report_preview", border=True, gap=None):
         st.html(head)
-        st.plotly_chart(
-            timeline.figure,
-            theme=None,
-            key="report_timeline",
-            config=REPORT_CONFIG,
-            alt=timeline.alt,
-        )
+        _chart(timeline)
         st.html(rest)
         st.html(
             f"<p style='color:{LIGHT.muted};background:#fff;margin:0;padding:0 1.6rem 1rem;font-size:0.85rem'>"
             "In the files follow latencies, block map, all figures, method and limits, and hashes.</p>"
         )
+
+
+def _meanwhile(opened: Opened, part: Part | None) -> None:
+    """What is known of long runs at once: timeline and set-up, as they will be."""
+    st.header("Preview", anchor=False)
+    aligned = Aligned(opened.runs, "time")
+    check_within(part, aligned.full[1])
+    css, rest = early_preview(aligned, part)
+    st.html(f"<style>{css}</style>")
+    with st.container(key="report_preview", border=True, gap=None):
+        _chart(_early(opened.key, part, aligned))
+        st.html(rest)
+    st.caption("Verdict, figures, preemptions and files follow when they are worked out.")
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _early(key: str, part: Part | None, _aligned: Aligned) -> Picture:
+    return early_picture(_aligned, _aligned.clip(part))
+
+
+def _chart(timeline: Picture) -> None:
+    st.plotly_chart(
+        timeline.figure,
+        theme=None,
+        key="report_timeline",
+        config=REPORT_CONFIG,
+        alt=timeline.alt,
+    )

@@ -6,7 +6,6 @@ It knows labels, units and what fits into a card. Every figure and judgement com
 from __future__ import annotations
 
 import html
-import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ import polars as pl
 import streamlit as st
 
 from analyzer.compare import Comparison, estimated_figures, flat_figures
-from analyzer.delta_words import say_change, say_how_judged, say_interval, say_judged
+from analyzer.delta_words import as_third, say_change, say_how_judged, say_interval, say_judged
 from analyzer.figures import CONFIG, shares_below
 from analyzer.look import Side, Theme, seconds
 from analyzer.pages.parts.messages import plain
@@ -29,7 +28,6 @@ from analyzer.words import (
     show_figure,
 )
 
-_SIDE_B = re.compile(r"\bB\b")
 COST = "preemption_cost_s"
 CARDS = (
     ("duration_s", "Duration", "From the first arrival to the end of the last step."),
@@ -74,11 +72,6 @@ def verdict_section(found: Comparison, third: Comparison | None = None) -> None:
             st.markdown(plain(found.verdict.why))
         if third is not None:
             st.markdown(f"**{plain(as_third(third.verdict.text))}**")
-
-
-def as_third(sentence: str) -> str:
-    """A verdict on B against A, said of the run in place C."""
-    return _SIDE_B.sub("C", sentence)
 
 
 def cards_section(found: Comparison, third: Comparison | None = None) -> None:
