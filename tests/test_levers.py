@@ -142,6 +142,33 @@ def test_two_changes_make_one_line_and_host_memory_is_vllms_only_in_its_offload_
     assert flag_line({"host_gib": 64.0}, {**settings, "preemption_mode": "swap"}) == ""
 
 
+@pytest.mark.parametrize(
+    ("changes", "base", "line"),
+    [
+        ({"max_num_seqs": 64}, {}, "--max-num-seqs 64"),
+        ({"max_num_seqs": 64}, {"preemption_mode": "swap"}, "--max-num-seqs 64"),
+        ({"max_num_seqs": 64}, {"preemption_mode": "offload"},
+         "--max-num-seqs 64 --no-async-scheduling"),
+        ({"max_num_seqs": 64}, {"preemption_mode": "offload", "async_scheduling": True},
+         "--max-num-seqs 64"),
+        ({"preemption_mode": "offload", "kv_cache_dtype": "fp8"}, {},
+         "--kv-offloading-size 16 --kv-cache-dtype fp8 --no-async-scheduling"),
+        ({"preemption_mode": "offload", "async_scheduling": False}, {},
+         "--kv-offloading-size 16 --no-async-scheduling"),
+        ({"preemption_mode": "offload", "async_scheduling": True}, {},
+         "--kv-offloading-size 16 --async-scheduling"),
+        ({"async_scheduling": False}, {"async_scheduling": True}, "--no-async-scheduling"),
+        ({"preemption_mode": "recompute", "watermark": 0.1}, {"preemption_mode": "offload"},
+         "--watermark 0.1"),
+        ({"rate_scale": 0.5}, {"preemption_mode": "offload"}, ""),
+    ],
+)  # fmt: skip
+def test_offload_that_was_simulated_synchronously_is_pasted_so(
+    changes: dict[str, Any], base: dict[str, Any], line: str
+) -> None:
+    assert flag_line(changes, {**facts().settings, **base}) == line
+
+
 def test_what_vllm_has_not_is_said() -> None:
     settings = facts().settings
 

@@ -122,6 +122,27 @@ def test_a_lever_is_simulated_at_once_and_stands_in_the_url(small: str) -> None:
     assert any("vllm serve MODEL --num-gpu-blocks-override 40" in c.value for c in app.code)
 
 
+def test_offload_is_pasted_without_asynchronous_scheduling(small: str) -> None:
+    app = opened(small, max_num_seqs="8", policies="recompute,offload")
+
+    no_fault(app)
+    assert [c.value for c in app.code] == [
+        "vllm serve MODEL --max-num-seqs 8",
+        "vllm serve MODEL --max-num-seqs 8 --kv-offloading-size 16 --no-async-scheduling",
+    ]
+    assert "For offload:" in texts(app)
+    assert "--no-async-scheduling is part of the answer" in texts(app)
+
+
+def test_offload_alone_is_a_change_with_flags(small: str) -> None:
+    app = opened(small, policies="offload,recompute")
+
+    no_fault(app)
+    assert [c.value for c in app.code] == [
+        "vllm serve MODEL --kv-offloading-size 16 --no-async-scheduling"
+    ]
+
+
 def test_a_chip_takes_its_change_back_and_reset_takes_all(small: str) -> None:
     app = opened(small, num_gpu_blocks="40", watermark="0.1")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
 import polars as pl
@@ -16,7 +16,7 @@ import streamlit as st
 
 from analyzer.advice_words import sentence_case
 from analyzer.figures import CONFIG
-from analyzer.lever_flags import routed
+from analyzer.lever_flags import needs_sync, routed
 from analyzer.levers import LEVERS, flag_line, note_of
 from analyzer.look import gib
 from analyzer.outcome import Outcome
@@ -46,6 +46,10 @@ if TYPE_CHECKING:
     from engine.memory_parts import MemoryParts
 
 _MOST_LINKS = 8
+OFFLOAD_SYNC = (
+    "offload was simulated without asynchronous scheduling, which vLLM 0.26.0 has on by default: with it and a CPU cache one "
+    "failed allocation preempts many requests. --no-async-scheduling is part of the answer."
+)
 
 
 # ---- cards ---------------------------------------------------------------------------------------
@@ -211,22 +215,32 @@ def _fit_table(bench: Bench, base: MemoryParts, now: MemoryParts | None) -> None
 
 
 def flags_section(bench: Bench, result: Result) -> None:
-    """What to paste behind `vllm serve`, and what has no flag."""
-    if not result.changes:
+    """What to paste behind `vllm serve`, a line a policy where that differs, and what has no flag."""
+    proposed = set(result.modes) - set(bench.modes)
+    if not result.changes and "offload" not in proposed:
         return
     st.header("To apply it", anchor=False)
-    mode = next((m for m in result.modes if m == "offload"), result.modes[0])
-    flags = flag_line(result.changes, {**bench.facts.settings, MODE: mode})
-    if flags:
+    lines = {mode: _flags(bench, result.changes, mode) for mode in result.modes}
+    for flags in dict.fromkeys(f for f in lines.values() if f):
+        if len(set(lines.values())) > 1:
+            st.caption(plain(f"For {' and '.join(m for m in lines if lines[m] == flags)}:"))
         st.code(f"vllm serve MODEL {flags}", language="bash", wrap_lines=True)
-    else:
+    if not any(lines.values()):
         st.caption("vLLM has no flag for these changes.")
+    if any(needs_sync({**bench.facts.settings, **result.changes, MODE: m}) for m in lines):
+        st.caption(plain(OFFLOAD_SYNC))
     for name, value in result.changes.items():
         if note := note_of(name, value):
             st.caption(plain(f"{LEVERS[name].label} {say_value(value)}: {note}."))
     if result.changes.get("replicas", 1) != 1:
         rule = routed(result.changes.get("router", ROUTERS[0]))
         st.caption(plain(f"{sentence_case(rule)}."))
+
+
+def _flags(bench: Bench, changes: Mapping[str, Any], mode: str) -> str:
+    """The flags of the changes under a policy, its own among them where it has one."""
+    own = {MODE: mode} if mode == "offload" else {}
+    return flag_line({**changes, **own}, {**bench.facts.settings, MODE: mode})
 
 
 def proofs_section(result: Result) -> None:
