@@ -1,15 +1,15 @@
 """Tables of a checked recording as files that are mapped into memory instead of read into it.
 
-A long recording is checked once, batch by batch, and each batch that passed is written here: the
-columns of `steps` as plain numbers, one file each, `events` and `requests` as Arrow files. Opened
-again, nothing is checked, nothing is decoded, and only what is looked at is loaded, by the system's
-page cache. It knows layouts and no laws; which folder it is, and when it is forgotten, is known by
-its caller (`Keep`).
+A long recording is checked once, batch by batch, and each batch that passed is written down
+(`table_writer`): the columns of `steps` as plain numbers, one file each, `events` and `requests` as
+Arrow files. Opened again, nothing is checked, nothing is decoded, and only what is looked at is
+loaded, by the system's page cache. It knows layouts and no laws; which folder it is, and when it is
+forgotten, is known by its caller (`Keep`).
 
     checked.json         what the check found: rows, notes, status; written last
     steps/<column>.bin   little-endian numbers of the contract's type; stretches of zeros take no disk
     steps/<column>.valid one bit a row, only where the column holds a null
-    events/00000.arrow   one file a part
+    events/00000.arrow   one file a stretch of rows
     recording/           what a zip held
 """
 
@@ -19,17 +19,15 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from traces.errors import FileError
 from traces.recording_laws import polars_type
 from traces.schema import STEPS, Table, table
 
@@ -37,8 +35,7 @@ LAYOUT = 1  # another one is written anew
 LONG_ROWS = 200_000  # of all tables together; shorter recordings are read into memory
 MAPPED = ("steps", "events", "requests")
 UNPACKED = "recording"
-_CHECKED = "checked.json"
-_PIECE = 1 << 20
+CHECKED = "checked.json"
 
 
 @dataclass(frozen=True)
@@ -52,152 +49,8 @@ class Keep:
     progress: Callable[[int, int], object] | None = None
 
 
-class TableWriter:
-    """Writes checked batches below a name of its own, and gives the folder its name when all is there.
-
-    Raises FileError where the disk does not take it.
-    """
-
-    def __init__(self, keep: Keep, total_rows: int, label: str) -> None:
-        self.keep = keep
-        self.total = total_rows
-        self.label = label
-        self.folder = _temporary(keep.folder)
-        self._steps = _StepsWriter(self.folder / "steps")
-        self._parts: dict[str, int] = dict.fromkeys(MAPPED, 0)
-        self._file: pa.ipc.RecordBatchFileWriter | None = None
-        self._done = 0
-
-    def add(self, name: str, frame: pl.DataFrame) -> None:
-        """The next batch of a table."""
-        if name in MAPPED:
-            with _disk(self.label, self.keep.folder.parent):
-                if name == STEPS.name:
-                    self._steps.add(frame)
-                else:
-                    self._add_rows(name, frame)
-        self._done += frame.height
-        if self.keep.progress is not None:
-            self.keep.progress(self._done, self.total)
-
-    def end_part(self, name: str, kept: bool) -> None:
-        """A part of the table has been read; not kept: it broke off, and what it gave is taken back."""
-        if name == STEPS.name:
-            self._steps.end_part(kept)
-        elif name in MAPPED and self._file is not None:
-            self._file.close()
-            self._file = None
-            if kept:
-                self._parts[name] += 1
-            else:
-                self._part(name).unlink()
-
-    def finish(self, facts: Mapping[str, Any]) -> Path:
-        """Close all, note the facts, and put the folder in its place; returns it."""
-        with _disk(self.label, self.keep.folder.parent):
-            self._steps.finish()
-            said = {"layout": LAYOUT, "num_steps": self._steps.rows, "files": self._parts}
-            (self.folder / _CHECKED).write_text(json.dumps({**said, **facts}), "utf-8")
-            try:
-                os.rename(self.folder, self.keep.folder)
-            except OSError:
-                if (
-                    kept_facts(self.keep.folder) is None
-                ):  # not of another process that was first
-                    set_aside(self.keep.folder)
-                    os.rename(self.folder, self.keep.folder)
-                else:
-                    shutil.rmtree(self.folder, ignore_errors=True)
-        return self.keep.folder
-
-    def abandon(self) -> None:
-        """Remove what was written."""
-        self._steps.close()
-        if self._file is not None:
-            self._file.close()
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _add_rows(self, name: str, frame: pl.DataFrame) -> None:
-        typed = frame.select(pl.col(c.name).cast(polars_type(c)) for c in table(name).columns)
-        rows = typed.to_arrow(compat_level=pl.CompatLevel.newest())
-        if self._file is None:
-            self._part(name).parent.mkdir(parents=True, exist_ok=True)
-            self._file = pa.ipc.new_file(str(self._part(name)), rows.schema)
-        self._file.write_table(rows)
-
-    def _part(self, name: str) -> Path:
-        return self.folder / name / f"{self._parts[name]:05d}.arrow"
-
-
-class _StepsWriter:
-    """The columns of `steps`, a file each; nulls as a byte a row until the end."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.rows = 0
-        self._kept_rows = 0
-        self._files: dict[str, BinaryIO] = {}
-        self._with_nulls: set[str] = set()
-
-    def add(self, frame: pl.DataFrame) -> None:
-        if not self._files:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            for c in STEPS.columns:
-                self._files[c.name] = (self.folder / f"{c.name}.bin").open("wb")
-                if c.nullable:
-                    self._files[f"{c.name} null"] = (self.folder / f"{c.name}.null").open("wb")
-        for c in STEPS.columns:
-            values = frame[c.name]
-            if c.nullable:
-                if values.null_count():
-                    self._with_nulls.add(c.name)
-                _append(self._files[f"{c.name} null"], values.is_null().to_numpy())
-                values = values.fill_null(0)
-            _append(self._files[c.name], values.to_numpy())
-        self.rows += frame.height
-
-    def end_part(self, kept: bool) -> None:
-        if kept:
-            self._kept_rows = self.rows
-            return
-        self.rows = self._kept_rows
-        for name, file in self._files.items():
-            file.seek(self.rows * (1 if name.endswith(" null") else _width(name)))
-            file.truncate()
-
-    def finish(self) -> None:
-        for name, file in self._files.items():  # a seek at the end has not made the file longer
-            file.truncate(self.rows * (1 if name.endswith(" null") else _width(name)))
-        self.close()
-        for c in STEPS.columns:
-            nulls = self.folder / f"{c.name}.null"
-            if c.name in self._with_nulls:
-                _write_bits(nulls, self.folder / f"{c.name}.valid")
-            nulls.unlink(missing_ok=True)
-
-    def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-
-def _append(file: BinaryIO, values: np.ndarray) -> None:
-    """Write numbers at the end of a file; zeros are passed over, and read as zeros all the same."""
-    raw = np.ascontiguousarray(values).view(np.uint8)
-    if raw.any():
-        file.write(raw.data)
-    else:
-        file.seek(len(raw), os.SEEK_CUR)
-
-
-def _write_bits(nulls: Path, valid: Path) -> None:
-    """A bit for each byte of `nulls`, set where the byte is 0."""
-    with nulls.open("rb") as source, valid.open("wb") as sink:
-        while piece := source.read(_PIECE):  # a multiple of 8, but for the last
-            bits = np.packbits(np.frombuffer(piece, np.uint8) == 0, bitorder="little")
-            sink.write(bits.tobytes())
-
-
-def _width(column: str) -> int:
+def bytes_a_row(column: str) -> int:
+    """Of a column of `steps`."""
     return int(STEPS.column(column).type.bit_width) // 8
 
 
@@ -233,7 +86,7 @@ class MappedTables:
         if not rows:
             return pa.array([], type_)
         path = self.folder / "steps" / f"{name}.bin"
-        values = np.memmap(path, np.uint8, "r", shape=(rows * _width(name),))
+        values = np.memmap(path, np.uint8, "r", shape=(rows * bytes_a_row(name),))
         valid = path.with_suffix(".valid")
         bits = (
             np.memmap(valid, np.uint8, "r", shape=(-(-rows // 8),)) if valid.exists() else None
@@ -264,9 +117,9 @@ def map_rows(path: Path) -> pl.DataFrame:
 
 
 def kept_facts(folder: Path) -> dict[str, Any] | None:
-    """What `TableWriter.finish` noted; None where nothing is kept there, or in another layout."""
+    """What `TableWriter` noted; None where nothing is kept there, or in another layout."""
     try:
-        facts = json.loads((folder / _CHECKED).read_text("utf-8"))
+        facts = json.loads((folder / CHECKED).read_text("utf-8"))
         return facts if facts["layout"] == LAYOUT else None
     except (OSError, ValueError, TypeError, KeyError):
         return None
@@ -274,7 +127,7 @@ def kept_facts(folder: Path) -> dict[str, Any] | None:
 
 def set_aside(folder: Path) -> None:
     """Remove a kept folder. It is renamed first, so that nobody opens half of it."""
-    gone = _temporary(folder)
+    gone = temporary(folder)
     try:
         os.rename(folder, gone)
     except OSError:
@@ -282,19 +135,6 @@ def set_aside(folder: Path) -> None:
     shutil.rmtree(gone, ignore_errors=True)
 
 
-def _temporary(folder: Path) -> Path:
+def temporary(folder: Path) -> Path:
+    """Another name beside it, which nobody else has."""
     return folder.with_name(f".{folder.name}-{os.getpid()}-{time.monotonic_ns()}")
-
-
-@contextmanager
-def _disk(label: str, root: Path) -> Iterator[None]:
-    """Turn a disk that does not take it into a FileError."""
-    try:
-        yield
-    except OSError as error:
-        raise FileError(
-            label,
-            "",
-            f"its tables could not be stored ({error.strerror or error})",
-            f"Make room in {root}, or set KV_REPLAY_CACHE to a folder that has some.",
-        ) from error

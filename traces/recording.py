@@ -18,7 +18,7 @@ import zipfile
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import polars as pl
@@ -29,7 +29,6 @@ from traces.mapped_tables import (
     UNPACKED,
     Keep,
     MappedTables,
-    TableWriter,
     kept_facts,
     set_aside,
 )
@@ -49,6 +48,8 @@ from traces.recording_meta import DAMAGE, Meta, first_meta, writer_notes
 from traces.recording_reading import Reading, one_sentence
 from traces.recording_salvage import rebuild_requests
 from traces.schema import BLOCKS, EVENTS, REQUESTS, STEPS, TABLES, Table, table
+from traces.table_writer import TableWriter
+from traces.workers import Threads
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
@@ -248,12 +249,19 @@ def _open_folder(root: Path, label: str, keep: Keep | None = None) -> Recording:
     reading = Reading(root, label, closed, meta, [open_note] if open_note else [])
     if keep is not None and (total := _count_rows(root, label)) > keep.long_rows:
         reading.writer = TableWriter(keep, total, label)
+        reading.workers = Threads(partial(_tell, reading, keep, total))
     try:
-        return _checked(reading, label)
+        with reading.workers:
+            return _checked(reading, label)
     except BaseException:
         if reading.writer is not None:
             reading.writer.abandon()
         raise
+
+
+def _tell(reading: Reading, keep: Keep, total: int) -> None:
+    if keep.progress is not None:
+        keep.progress(reading.num_checked, total)
 
 
 def _count_rows(root: Path, label: str) -> int:
@@ -274,29 +282,20 @@ def _checked(reading: Reading, label: str) -> Recording:
         reading.notes.append(
             f"The run did not complete ({status}): requests that it did not get to are unfinished."
         )
-    events, requests = EventLaws(), RequestLaws()
     if meta.pool_blocks is None:
         reading.notes.append(
             "The metadata does not state the pool's size; it was taken from the first step."
         )
-    reading.read(STEPS, StepLaws(meta.pool_blocks))
-    reading.read(EVENTS, events)
-    reading.read(REQUESTS, requests)
-    reading.read(BLOCKS, None)
-    reading.notes += writer_notes(reading.last_meta)
-    ids = requests.check_unique(reading.place(REQUESTS))
-    lost = 0
-    if closed is not None:
-        events.check_known(ids, reading.place(EVENTS))
-    elif not reading.rows.get("steps"):
+    lost = _read_tables(reading)
+    if closed is None and not reading.rows.get("steps"):
         raise RecordingError(
             label,
             "table steps",
             "no step can be read",
             "The writer was stopped too early: run it again.",
         )
-    else:
-        lost = events.count_unknown(ids)
+    reading.finish()
+    reading.notes += writer_notes(reading.last_meta)
     if lost:
         reading.notes.append(
             f"{lost:,} requests were never written and were derived from events; what events do not say is missing."
@@ -307,17 +306,45 @@ def _checked(reading: Reading, label: str) -> Recording:
         meta,
         closed is not None,
         status,
-        dict(reading.rows),
+        {spec.name: reading.rows[spec.name] for spec in TABLES if spec.name in reading.rows},
         tuple(reading.notes),
-        dict(reading.parts),
+        {spec.name: reading.parts[spec.name] for spec in TABLES if spec.name in reading.parts},
         lost,
     )
-    return found if reading.writer is None else _kept(found, reading.writer)
+    return found if reading.writer is None else _kept(found, reading, reading.writer)
 
 
-def _kept(found: Recording, writer: TableWriter) -> Recording:
+def _read_tables(reading: Reading) -> int:
+    """Check all tables; returns the requests that were lost with a killed writer. Requests and events
+    are held against each other while steps are still being checked."""
+    pool = reading.meta.pool_blocks
+    reading.laws = {
+        STEPS.name: lambda: StepLaws(pool),
+        EVENTS.name: EventLaws,
+        REQUESTS.name: RequestLaws,
+        BLOCKS.name: lambda: None,
+    }
+    for spec in (REQUESTS, EVENTS, STEPS, BLOCKS):
+        reading.begin(spec)
+    requests, events = (reading.read(spec) for spec in (REQUESTS, EVENTS))
+    assert isinstance(requests, RequestLaws)
+    assert isinstance(events, EventLaws)
+    ids = requests.check_unique(reading.place(REQUESTS))
+    lost = 0
+    if reading.closed is None:
+        lost = events.count_unknown(ids)
+    else:
+        events.check_known(ids, reading.place(EVENTS))
+    reading.read(STEPS)
+    reading.read(BLOCKS)
+    return lost
+
+
+def _kept(found: Recording, reading: Reading, writer: TableWriter) -> Recording:
     """The recording with its tables where they are kept."""
     folder = writer.finish(
+        found.rows.get(STEPS.name, 0),
+        {name: reading.num_pieces[name] for name in (EVENTS.name, REQUESTS.name)},
         {
             "complete": found.complete,
             "status": found.status,
@@ -325,7 +352,7 @@ def _kept(found: Recording, writer: TableWriter) -> Recording:
             "notes": found.notes,
             "parts": {name: [p.name for p in parts] for name, parts in found.parts.items()},
             "reconstructed_requests": found.reconstructed_requests,
-        }
+        },
     )
     facts = kept_facts(folder)
     if facts is None:

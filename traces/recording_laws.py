@@ -198,6 +198,12 @@ class StepLaws:
         self._check_blocks(frame, place)
         self.last_step, self.last_start_s = int(step[-1]), float(start[-1])
 
+    def join(self, first: pl.DataFrame, following: StepLaws, place: Place) -> None:
+        """Go on with what was found of the following rows, which begin with `first` (one row). Raises
+        RecordingError where that row does not follow the last one."""
+        self.check(first, place)
+        self.last_step, self.last_start_s = following.last_step, following.last_start_s
+
     def _check_blocks(self, frame: pl.DataFrame, place: Place) -> None:
         used, free = frame["used_blocks"], frame["free_blocks"]
         if self.pool is None:
@@ -254,6 +260,12 @@ class EventLaws:
         self.last_step = int(step[-1])
         self.seen.append(frame["request_id"].unique())
 
+    def join(self, first: pl.DataFrame, following: EventLaws, place: Place) -> None:
+        """As `StepLaws.join`."""
+        self.check(first, place)
+        self.last_step = following.last_step
+        self.seen += following.seen
+
     def check_known(self, request_ids: pl.Series, place: Place) -> None:
         """Raise where an event names a request that the requests table does not hold."""
         unknown = self._unknown(request_ids)
@@ -272,8 +284,8 @@ class EventLaws:
     def _unknown(self, request_ids: pl.Series) -> pl.Series:
         if not self.seen:
             return pl.Series("request_id", [], dtype=pl.String)
-        named = pl.concat(self.seen).unique()
-        return named.filter(~named.is_in(request_ids.implode()))
+        named = pl.concat(self.seen)
+        return named.filter(~named.is_in(request_ids.implode())).unique()
 
 
 @dataclass
@@ -284,8 +296,7 @@ class RequestLaws:
 
     def check(self, frame: pl.DataFrame, place: Place) -> None:
         """Raise RecordingError at the first row that breaks a law."""
-        times = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
-        for earlier, later in _pairs(times):
+        for earlier, later in later_pairs():
             row = first_true(frame[later] < frame[earlier] - TIME_TOLERANCE_S)
             if row is not None:
                 raise place.error(
@@ -303,6 +314,10 @@ class RequestLaws:
             )
         self.ids.append(frame["request_id"])
 
+    def join(self, first: pl.DataFrame, following: RequestLaws, place: Place) -> None:
+        """As `StepLaws.join`."""
+        self.ids += following.ids
+
     def check_unique(self, place: Place) -> pl.Series:
         """All request ids. Raises where one occurs twice."""
         ids = pl.concat(self.ids) if self.ids else pl.Series("request_id", [], dtype=pl.String)
@@ -313,7 +328,11 @@ class RequestLaws:
         return ids
 
 
-def _pairs(names: tuple[str, ...]) -> Iterator[tuple[str, str]]:
-    for i, earlier in enumerate(names):
-        for later in names[i + 1 :]:
+_TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")
+
+
+def later_pairs() -> Iterator[tuple[str, str]]:
+    """Times of a request of which the second must not come before the first."""
+    for i, earlier in enumerate(_TIMES):
+        for later in _TIMES[i + 1 :]:
             yield earlier, later

@@ -1,44 +1,35 @@
-"""Reading the parts of a recording once, batch by batch, with every check of the contract.
+"""Reading the parts of a recording once, with every check of the contract.
 
-It knows which damage a killed writer explains and which nothing does. The laws themselves are in
-`recording_laws.py`; what is kept afterwards is a Recording (`recording.py`).
+It knows which damage a killed writer explains and which nothing does, and joins the pieces in which
+parts are checked (`recording_pieces.py`). The laws themselves are in `recording_laws.py`; what is kept
+afterwards is a Recording (`recording.py`).
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import cast
 
 import polars as pl
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
-from traces.mapped_tables import TableWriter
+from traces.mapped_tables import MAPPED
 from traces.paths import os_reason
 from traces.recording_files import Closing, list_parts
-from traces.recording_laws import Place, check_columns, check_values, fill_later, later_columns
+from traces.recording_laws import Place, check_columns, later_columns
 from traces.recording_meta import DAMAGE, Meta, check_same_run, part_meta
-from traces.schema import Table
+from traces.recording_pieces import Checked, Checker, Law, Piece, cut
+from traces.schema import TABLES, Table
+from traces.table_writer import TableWriter
+from traces.workers import AtOnce, Workers
 
-BATCH_ROWS = 131_072
 MAX_ROWS = 500_000_000  # a few kilobytes of Parquet can claim any number of rows
-
-
-def _to_polars(batch: pa.RecordBatch, spec: Table) -> pl.DataFrame:
-    """The batch as a frame. Raises pa.ArrowInvalid for damage that only full validation finds.
-
-    Field metadata is left behind: it may be damaged too, and polars panics over that.
-    """
-    batch.validate(full=True)
-    frame = pl.DataFrame(
-        {name: pl.Series(name, batch.column(name)) for name in batch.schema.names}
-    )
-    later = [c for c in spec.columns if c.name not in frame.columns]
-    return frame.with_columns(fill_later(c) for c in later).select(spec.names)
 
 
 @contextmanager
@@ -68,10 +59,6 @@ def check_num_rows(file: pq.ParquetFile, place: Place) -> None:
             f"{file.metadata.num_rows:,} rows are more than {MAX_ROWS:,}",
             "Record a shorter run.",
         )
-
-
-class Law(Protocol):
-    def check(self, frame: pl.DataFrame, place: Place) -> None: ...
 
 
 @dataclass
@@ -106,16 +93,11 @@ class PartReading:
                 self.notes.append(
                     f"{spec.name}/{part.name} is damaged and was skipped: what it held is lost."
                 )
-                self.end_part(spec, kept=False)
             else:
                 kept.append(part)
-                self.end_part(spec, kept=True)
         if kept or (self.closed is not None and spec.name in self.closed.rows):
             self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
         self._check_count(spec, total)
-
-    def end_part(self, spec: Table, kept: bool) -> None:
-        """Called after each part. kept: False where it broke off."""
 
     def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
         reason = (
@@ -151,46 +133,100 @@ class PartReading:
         return Place(part[0].name if part else spec.name, self.label, spec.name)
 
 
+@dataclass(frozen=True)
+class _Begun:
+    """A part whose head is sound. note: on columns that nobody knows; pieces: what is being checked of
+    it, each with its result."""
+
+    note: str
+    pieces: tuple[tuple[Piece, Callable[[], Checked]], ...]
+
+
 @dataclass
 class Reading(PartReading):
-    """The checking of a recording's tables. writer: takes the batches that passed."""
+    """The checking of a recording's tables. writer: takes what has passed; workers: do it; laws:
+    table -> what makes the law of its rows.
+
+    First `begin` all tables, then `read` each of them, in any order.
+    """
 
     writer: TableWriter | None = None
+    workers: Workers = field(default_factory=AtOnce)
+    laws: dict[str, Callable[[], Law | None]] = field(default_factory=dict)
+    num_checked: int = 0
+    num_pieces: dict[str, int] = field(default_factory=dict)
+    _begun: dict[Path, _Begun | Exception] = field(default_factory=dict)
+    _notes_of: dict[str, list[str]] = field(default_factory=dict)
+    _last_meta_of: dict[str, Meta] = field(default_factory=dict)
+    _counting: threading.Lock = field(default_factory=threading.Lock)
 
-    def read(self, spec: Table, law: Law | None) -> None:
-        """Check all parts of one table; sets rows and parts of it."""
+    def begin(self, spec: Table) -> None:
+        """Look at the heads of all parts, and start to check their rows."""
+        checker = Checker(spec, self.label, self.laws[spec.name], self.writer, self._count)
+        at = number = 0
+        for part in list_parts(self.root, spec, self.label)[0]:
+            try:
+                note, found = self._head(part, spec, at, number)
+            except (*DAMAGE, RecordingError) as error:  # told when it is its turn
+                self._begun[part] = cast(Exception, error)
+                continue
+            started = [self.workers.start(partial(checker.check, piece)) for piece in found]
+            self._begun[part] = _Begun(note, tuple(zip(found, started, strict=True)))
+            at += sum(piece.num_rows for piece in found)
+            number += len(found)
+
+    def read(self, spec: Table) -> Law | None:
+        """Wait until all parts are checked; sets rows and parts of the table. Returns its law with all
+        rows seen. Raises RecordingError and FileError."""
+        law = self.laws[spec.name]()
+        notes, self.notes = self.notes, []
+        self.num_pieces[spec.name] = 0
         self.read_parts(spec, lambda part: self._read_part(part, spec, law))
+        self._notes_of[spec.name], self.notes = self.notes, notes
+        return law
 
-    def end_part(self, spec: Table, kept: bool) -> None:
-        if self.writer is not None:
-            self.writer.end_part(spec.name, kept)
+    def finish(self) -> None:
+        """Put notes and the last metadata in the order of the tables."""
+        for spec in TABLES:
+            self.notes += self._notes_of.get(spec.name, ())
+            self.last_meta = self._last_meta_of.get(spec.name, self.last_meta)
 
-    def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
-        """Check one part batch by batch; returns its rows."""
+    def _count(self, num_rows: int) -> None:
+        self.workers.check_stopped()
+        with self._counting:
+            self.num_checked += num_rows
+
+    def _head(
+        self, part: Path, spec: Table, at: int, number: int
+    ) -> tuple[str, tuple[Piece, ...]]:
         place = Place(part.name, self.label, spec.name)
-        with pq.ParquetFile(part, page_checksum_verification=True) as file:
+        with pq.ParquetFile(part) as file:
             meta = part_meta(file, place)
             check_same_run(meta, self.meta, place)
-            self.last_meta = meta
+            self._last_meta_of[spec.name] = meta
             found = file.schema_arrow
             extra = check_columns(found, spec, place, meta.schema_version)
             later = {c.name for c in later_columns(found, spec, meta.schema_version)}
-            names = [n for n in spec.names if n not in later]
-            pl.scan_parquet(
-                part, glob=False
-            ).collect_schema()  # tables are handed out by polars, which must agree
-            note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
-            if extra and note not in self.notes:
-                self.notes.append(note)
+            names = tuple(n for n in spec.names if n not in later)
+            if self.writer is None or spec.name not in MAPPED:
+                # it is handed out by polars, which must agree
+                pl.scan_parquet(part, glob=False).collect_schema()
             check_num_rows(file, place)
-            offset = 0
-            for batch in file.iter_batches(BATCH_ROWS, columns=names):
-                frame = _to_polars(batch, spec)
-                here = Place(part.name, self.label, spec.name, offset)
-                check_values(frame, spec, here)
-                if law is not None:
-                    law.check(frame, here)
-                if self.writer is not None:
-                    self.writer.add(spec.name, frame)
-                offset += frame.height
-        return offset
+            pieces = tuple(cut(file.metadata, part, names, at, number))
+        note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
+        return note if extra else "", pieces
+
+    def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
+        """Join the pieces of a part to what was read before; returns its rows."""
+        begun = self._begun[part]
+        if isinstance(begun, Exception):
+            raise begun
+        if begun.note and begun.note not in self.notes:
+            self.notes.append(begun.note)
+        for piece, result in begun.pieces:
+            checked = result()
+            place = Place(part.name, self.label, spec.name, piece.row_offset)
+            if law is not None and checked.law is not None:
+                law.join(checked.first, checked.law, place)
+        self.num_pieces[spec.name] += len(begun.pieces)
+        return sum(piece.num_rows for piece, _ in begun.pieces)

@@ -1,0 +1,260 @@
+"""Rows are checked in pieces, looked at once: what is told is what a close look at all rows tells."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from tests.builders import POOL, make_events, make_meta, make_requests, make_steps, write
+from tests.long_worlds import keep, tables
+from traces import recording_pieces
+from traces.errors import RecordingError
+from traces.recording import open_recording
+from traces.recording_files import metadata_bytes, write_closed
+from traces.recording_laws import EventLaws, Place, RequestLaws, StepLaws, check_values
+from traces.recording_pieces import cut, to_polars
+from traces.recording_screen import frame_holds, numbers_of, steps_hold, typed
+from traces.schema import EVENTS, METADATA_KEY, REQUESTS, STEPS, Table
+from traces.workers import Threads
+
+LAWS: dict[str, Callable[[], Any]] = {
+    "steps": lambda: StepLaws(POOL),
+    "events": EventLaws,
+    "requests": RequestLaws,
+}
+BAD: dict[Any, list[Any]] = {
+    pa.int32(): [-1, 0, 3, 2**31 - 1, None],
+    pa.int64(): [-1, 0, 3, 10**9 + 1, 2**60, None],
+    pa.float64(): [-1.0, 0.0, float("nan"), float("inf"), 1e12, None],
+    pa.string(): ["", "somebody", None],
+    pa.dictionary(pa.int32(), pa.string()): ["preempt", "cheapest", "swap", "gone", "finished", None],
+    pa.list_(pa.uint64()): [[], [1, 2], None],
+    pa.list_(pa.int64()): [[], [-1], [2**31 + 1], [4, 4], None],
+}  # fmt: skip
+
+
+def looks_sound(batch: pa.RecordBatch, spec: Table) -> bool:
+    law = LAWS[spec.name]()
+    if spec is STEPS:
+        return steps_hold(numbers_of(batch), law)
+    frame = to_polars(batch, spec)
+    return frame_holds(frame, typed(frame, spec), spec, law)
+
+
+def fault(batch: pa.RecordBatch, spec: Table) -> str:
+    """What a close look says; "" where every law is kept."""
+    frame, place = to_polars(batch, spec), Place("part", "r", spec.name)
+    try:
+        check_values(frame, spec, place)
+        LAWS[spec.name]().check(frame, place)
+    except RecordingError as error:
+        return str(error)
+    return ""
+
+
+def one_batch(table: pa.Table) -> pa.RecordBatch:
+    return table.combine_chunks().to_batches()[0]
+
+
+def changed(table: pa.Table, row: int, column: str, value: Any) -> pa.Table:
+    values = table[column].to_pylist()
+    values[row] = value
+    at = table.schema.get_field_index(column)
+    field = table.schema.field(at).with_nullable(True)
+    return table.set_column(at, field, pa.array(values, field.type))
+
+
+@pytest.mark.parametrize("spec", [STEPS, EVENTS, REQUESTS], ids=lambda s: s.name)
+def test_a_look_never_passes_what_a_close_look_refuses(spec: Table) -> None:
+    given = tables(400, seed=3)[spec.name]
+    rng = np.random.default_rng(1)
+    found = {"both refuse": 0, "both pass": 0}
+
+    assert looks_sound(one_batch(given), spec)
+    for _ in range(600):
+        column = spec.columns[rng.integers(len(spec.columns))]
+        bad = BAD[column.type]
+        value = bad[rng.integers(len(bad))]
+        batch = one_batch(changed(given, int(rng.integers(given.num_rows)), column.name, value))
+        said = fault(batch, spec)
+        assert looks_sound(batch, spec) == (not said), (column.name, value, said)
+        found["both refuse" if said else "both pass"] += 1
+
+    assert min(found.values()) > 60
+
+
+def test_a_column_of_later_rows_is_read_where_the_batch_is_a_slice() -> None:
+    steps = make_steps([1] * 40, num_decode=[None if i % 3 else i for i in range(40)])
+    whole = one_batch(steps)
+
+    numbers = numbers_of(whole.slice(11, 20))
+
+    assert numbers["step"].values.tolist() == list(range(11, 31))
+    valid = numbers["num_decode"].valid
+    assert valid is not None
+    assert valid.tolist() == [i % 3 == 0 for i in range(11, 31)]
+    assert numbers["num_decode"].values.tolist() == [0 if i % 3 else i for i in range(11, 31)]
+
+
+# ---- where two pieces meet ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_pieces, "PIECE_ROWS", 40)
+    monkeypatch.setattr(recording_pieces, "BATCH_ROWS", 16)
+
+
+def in_row_groups(root: Path, given: dict[str, pa.Table], rows: int) -> Path:
+    """One part a table, in row groups of so many rows."""
+    for name, table in given.items():
+        (root / name).mkdir(parents=True)
+        metadata = {METADATA_KEY: metadata_bytes(make_meta())}
+        part = root / name / "part-00000.parquet"
+        pq.write_table(table.replace_schema_metadata(metadata), part, row_group_size=rows)
+    write_closed(root, {name: table.num_rows for name, table in given.items()})
+    return root
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("rows", [7, 16, 64])
+def test_pieces_of_a_part_are_kept_in_their_order(tmp_path: Path, rows: int) -> None:
+    given = tables(500)
+    nulls = [None if 100 < i < 140 or i % 90 == 7 else i for i in range(500)]
+    given["steps"] = make_steps(
+        given["steps"]["used_blocks"].to_pylist(),
+        num_decode=nulls,
+        num_chunks=[None] * 500,
+        chunk_tokens=list(range(500)),
+    )
+    path = in_row_groups(tmp_path / "r", given, rows)
+
+    found = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    for name in ("steps", "events", "requests"):
+        ours, theirs = getattr(found, name), getattr(open_recording(path), name)
+        assert ours.equals(theirs, null_equal=True), name
+    assert found.steps["num_decode"].to_list() == nulls
+    assert found.steps["num_chunks"].null_count() == 500
+    assert found.steps["chunk_tokens"].to_list() == list(range(500))
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_part_is_cut_at_row_groups_into_pieces_that_are_not_empty(tmp_path: Path) -> None:
+    path = in_row_groups(tmp_path / "r", {"steps": make_steps([1] * 100)}, 16)
+    part = path / "steps" / "part-00000.parquet"
+
+    found = list(cut(pq.read_metadata(part), part, ("step",), at=1_000, number=5))
+
+    assert [p.row_groups for p in found] == [(0, 1, 2), (3, 4, 5), (6,)]
+    assert [(p.row_offset, p.num_rows, p.at, p.number) for p in found] == [
+        (0, 48, 1_000, 5),
+        (48, 48, 1_048, 6),
+        (96, 4, 1_096, 7),
+    ]
+
+
+SEAMS = [
+    ("steps", "step", 47, "table steps, row 49, column step", "step 48 follows step 48"),
+    ("steps", "t_start_s", 47, "table steps, row 49, column t_start_s", "the clock went back"),
+    ("events", "step", 47, "table events, row 49, column step", "step 48 follows step 99"),
+]
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize(("table", "column", "row", "place", "said"), SEAMS)
+def test_a_law_broken_where_two_pieces_meet_is_told_with_its_row(
+    tmp_path: Path, table: str, column: str, row: int, place: str, said: str
+) -> None:
+    given = {
+        "steps": make_steps([1] * 100),
+        "events": make_events(
+            {"step": i, "kind": "admit", "request_id": "r"} for i in range(100)
+        ),
+        "requests": make_requests([{"request_id": "r"}]),
+    }
+    value: Any = {"step": 48, "t_start_s": 48.5}[column]
+    given[table] = changed(given[table], row, column, 99 if table == "events" else value)
+    path = in_row_groups(tmp_path / "r", given, 16)
+
+    for kept in (None, keep(tmp_path / "kept")):
+        with pytest.raises(RecordingError) as caught:
+            open_recording(path, keep=kept)
+        assert place in str(caught.value)
+        assert said in str(caught.value)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_a_pool_that_no_metadata_states_must_be_one_in_all_pieces(tmp_path: Path) -> None:
+    steps = make_steps([1] * 150)
+    steps = changed(steps, 0, "free_blocks", 8)  # the pool is 9, and all others say 10
+    settings = {"block_size": 4, "preemption_mode": "recompute"}
+    meta = make_meta(pool_blocks=None, settings=settings)
+    path = write(tmp_path / "r", steps=steps, meta=meta, rows_per_part=1)
+
+    with pytest.raises(RecordingError) as caught:
+        open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert "part-00001.parquet" in str(caught.value)
+    assert "1 used + 9 free = 10 blocks, but the pool has 9" in str(caught.value)
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_fewer_rows_than_row_groups_announce_are_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = in_row_groups(tmp_path / "r", {**tables(500)}, 64)
+    true = cut
+
+    def announce_more(*given: Any) -> Any:
+        return [replace(piece, num_rows=piece.num_rows + 1) for piece in true(*given)]
+
+    monkeypatch.setattr("traces.recording_reading.cut", announce_more)
+    with pytest.raises(RecordingError, match=r"damaged or cut off \(it announces 26 rows"):
+        open_recording(path)
+
+
+# ---- threads ---------------------------------------------------------------------------------------
+
+
+def test_what_was_started_ahead_is_stopped_when_somebody_raises() -> None:
+    began, seen = threading.Event(), []
+
+    def look() -> None:
+        began.wait(30)
+        raise KeyboardInterrupt
+
+    workers = Threads(look)
+
+    def work() -> None:
+        began.set()
+        for _ in range(10_000):
+            workers.check_stopped()
+            threading.Event().wait(0.001)
+        seen.append("ran to its end")
+
+    with pytest.raises(KeyboardInterrupt), workers:
+        workers.start(work)()
+    assert seen == []
+
+
+def test_results_come_in_the_order_in_which_they_are_asked_for() -> None:
+    with Threads(lambda: None) as workers:
+        asked = [workers.start(lambda i=i: i * i) for i in range(20)]  # type: ignore[misc]  # i is bound
+        assert [result() for result in asked] == [i * i for i in range(20)]
+
+
+def test_the_first_row_of_a_piece_is_a_copy() -> None:
+    batch = one_batch(make_steps(range(10)))
+    first = recording_pieces._first_row(batch, STEPS)
+    assert first.height == 1
+    assert first["used_blocks"].to_list() == [0]
+    assert first.estimated_size() < 1_000
