@@ -8,9 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
-import shutil
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -21,7 +18,7 @@ import numpy as np
 from engine.config import EngineSettings
 from engine.fleet import Report, simulate_fleet
 from engine.replay import settings_of
-from engine.trials import run_id
+from engine.trials import run_id, whole
 from traces.errors import SettingsError
 from traces.fleet_requests import FleetRequests
 
@@ -80,11 +77,8 @@ class FleetTrials:
             "replica_of": _digest(self.requests.track_of) if again else None,
         }
         target = self.directory(run_id(self.requests.workload, made_of))
-        if (target / DONE_FILE).exists():
-            os.utime(target)  # used now: the store forgets what was not
-            return target
-        part = target.with_name(f".part-{uuid.uuid4().hex}")
-        try:
+
+        def make(part: Path) -> bool:
             done = simulate_fleet(
                 self.requests.workload,
                 self.settings[0],
@@ -97,15 +91,13 @@ class FleetTrials:
                 cancelled=cancelled,
             )
             if done.status == "cancelled":
-                return None
+                return False
             counts = np.bincount(done.replica_of, minlength=num_replicas)
             said = {"rule": rule, "replicas": num_replicas, "status": done.status, "num_requests": counts.tolist()}  # fmt: skip
             (part / DONE_FILE).write_text(json.dumps(said), "utf-8")
-            shutil.rmtree(target, ignore_errors=True)
-            part.rename(target)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
-        return target
+            return True
+
+        return whole(target, DONE_FILE, make)
 
 
 def _digest(values: np.ndarray) -> str:

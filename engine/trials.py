@@ -118,7 +118,9 @@ class Trials:
         if parts is None:
             return None
         for part in parts:
-            path = self._simulated(part, settings, progress, cancelled)
+            path = simulated(
+                part, settings, self.directory, progress=progress, cancelled=cancelled
+            )
             if path is None:
                 return None
             paths.append(path)
@@ -147,41 +149,58 @@ class Trials:
             return None
         return tuple(part for part in pieces(asked, replica_of, count) if len(part))
 
-    def _simulated(
-        self,
-        workload: Workload,
-        settings: EngineSettings,
-        progress: Callable[[Progress], None] | None,
-        cancelled: Callable[[], bool] | None,
-    ) -> Path | None:
-        target = self.directory(run_id(workload, asdict(settings)))
-        if (target / CLOSED_FILE).exists():
-            os.utime(target)  # used now: the store forgets what was not
-            return target
-        part = target.with_name(f".part-{uuid.uuid4().hex}")
-        try:
-            done = simulate(workload, settings, part, progress=progress, cancelled=cancelled)
-            if done.status == "cancelled":
-                return None
-            _move(part, target)
-        finally:
-            shutil.rmtree(part, ignore_errors=True)
+
+def simulated(
+    workload: Workload,
+    settings: EngineSettings,
+    directory: Callable[[str], Path],
+    *,
+    progress: Callable[[Progress], None] | None = None,
+    cancelled: Callable[[], bool] | None = None,
+) -> Path | None:
+    """The recording of the workload under these settings: found where it was made before, or simulated
+    now; None where cancelled. directory: as for `Trials`. Raises SettingsError, WorkloadError."""
+
+    def make(part: Path) -> bool:
+        done = simulate(workload, settings, part, progress=progress, cancelled=cancelled)
+        return done.status != "cancelled"
+
+    return whole(directory(run_id(workload, asdict(settings))), CLOSED_FILE, make)
+
+
+def whole(target: Path, done_file: str, make: Callable[[Path], bool]) -> Path | None:
+    """The folder `target`, found or made; None where it was cancelled. Half of one never has its name,
+    and nothing of it stays where `make` raises.
+
+    done_file: is in it when it is whole; make: fills the folder it is given, which is not there yet,
+    beside the target; False where it was cancelled.
+    """
+    if (target / done_file).exists():
+        os.utime(target)  # used now: the store forgets what was not
         return target
+    part = target.with_name(f".part-{uuid.uuid4().hex}")
+    try:
+        if not make(part):
+            return None
+        _move(part, target, done_file)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    return target
 
 
 def _without_pool(settings: EngineSettings) -> EngineSettings:
     return settings.with_(num_gpu_blocks=None, kv_tokens=None)
 
 
-def _move(part: Path, target: Path) -> None:
-    """Give a whole recording its name. Where another thread was first, its one stays: somebody may
+def _move(part: Path, target: Path, done_file: str) -> None:
+    """Give a whole folder its name. Where another thread was first, its one stays: somebody may
     be reading it, and both are the same."""
-    if not (target / CLOSED_FILE).exists():
+    if not (target / done_file).exists():
         shutil.rmtree(target, ignore_errors=True)
     try:
         part.rename(target)
     except OSError:
-        if not (target / CLOSED_FILE).exists():
+        if not (target / done_file).exists():
             raise
 
 

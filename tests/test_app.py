@@ -681,7 +681,7 @@ def test_two_replays_wait_for_one_compiler_and_a_cancelled_one_never_simulates(
     monkeypatch.setattr(subprocess, "Popen", Compiler)
     monkeypatch.setattr(Path, "glob", lambda *_: iter(()))
     monkeypatch.setattr(warm_core, "max", lambda *_: 0.0, raising=False)
-    monkeypatch.setattr("engine.simulator.simulate", lambda *a, **_: simulated.append(a))
+    monkeypatch.setattr("engine.trials.simulate", lambda *a, **_: simulated.append(a))
     warm_core._started.cache_clear()
     workload, choice = samples.load(samples.names()[0]), Choice({}, {})
 

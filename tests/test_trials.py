@@ -12,7 +12,7 @@ import polars as pl
 import pytest
 
 from engine.config import EngineSettings, resolve
-from engine.trials import Trials, run_id
+from engine.trials import Trials, run_id, simulated, whole
 from tests.engine_builders import make_request, make_settings, make_trace
 from traces.errors import SettingsError, WorkloadError
 from traces.recording import open_recording
@@ -150,6 +150,53 @@ def test_a_cancelled_run_leaves_nothing(tmp_path: Path) -> None:
 
     assert done is None
     assert list(tmp_path.iterdir()) == []
+
+
+def test_one_run_is_simulated_without_a_table_of_changes(tmp_path: Path) -> None:
+    settings = make_settings(5)
+
+    made = simulated(PRESSED, settings, lambda id_: tmp_path / id_)
+
+    assert made == tmp_path / run_id(PRESSED, asdict(settings))
+    assert open_recording(made).requests.height == 2
+    assert trials(tmp_path, settings).run({}).paths == (made,)  # type: ignore[union-attr]
+
+
+def test_what_fails_on_the_way_leaves_nothing_half_made(tmp_path: Path) -> None:
+    def fail(part: Path) -> bool:
+        part.mkdir()
+        (part / "half").write_text("x")
+        raise OSError("no room")
+
+    with pytest.raises(OSError, match="no room"):
+        whole(tmp_path / "run", "done", fail)
+
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_was_cancelled_leaves_what_was_there_before(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "old").write_text("half of another")
+
+    def cancel(part: Path) -> bool:
+        part.mkdir()
+        return False
+
+    assert whole(tmp_path / "run", "done", cancel) is None
+    assert [p.name for p in tmp_path.rglob("*")] == ["run", "old"]
+
+
+def test_what_another_thread_made_meanwhile_stays(tmp_path: Path) -> None:
+    def make(part: Path) -> bool:
+        part.mkdir()
+        (part / "done").write_text("second")
+        (tmp_path / "run").mkdir()
+        (tmp_path / "run" / "done").write_text("first")
+        return True
+
+    assert whole(tmp_path / "run", "done", make) == tmp_path / "run"
+    assert (tmp_path / "run" / "done").read_text() == "first"
+    assert [p.name for p in tmp_path.iterdir()] == ["run"]
 
 
 def test_replicas_share_the_requests(tmp_path: Path) -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
-import uuid
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 
 import polars as pl
@@ -18,9 +17,8 @@ import streamlit as st
 
 from analyzer.block_picture import BlockRun
 from analyzer.look import Side
-from analyzer.pages.parts import warm_core
 from analyzer.pages.parts.jobs import Cancelled, Report
-from analyzer.pages.parts.replay import COMPILING, engine_stamp
+from analyzer.pages.parts.replay import engine_stamp, wait_for_core
 from analyzer.pages.parts.store import Store
 from analyzer.run import Run
 from traces.errors import RecordingError
@@ -100,18 +98,15 @@ def _replay(run: Run, side: Side, store: Store, report: Report, cancelled: Cance
     from engine.recorded_times import RecordedTimes
     from engine.replay import compare, settings_of
     from engine.simulator import Progress, simulate
+    from engine.trials import whole
     from traces.replay import workload_of
 
     target = store.run_dir(replay_id(run))
-    if (target / CLOSED_FILE).exists():
-        report(side, 1.0, "replayed before")
-        return True
-    part = target.with_name(f".part-{uuid.uuid4().hex}")
-    try:
-        while not warm_core.compiled():
-            report(side, 0.0, COMPILING.format(warm_core.elapsed_s()))
-            if cancelled():
-                return False
+    before = (target / CLOSED_FILE).exists()
+
+    def make(part: Path) -> bool:
+        if not wait_for_core(partial(report, side), cancelled):
+            return False
         report(side, 0.0, "starting")
         settings = settings_of(run.meta)
         times = RecordedTimes(run.recording) if settings.clock == "measured" else None
@@ -132,9 +127,9 @@ def _replay(run: Run, side: Side, store: Store, report: Report, cancelled: Cance
             (part / DIFFERS_FILE).write_text(
                 json.dumps({"difference": found.difference}), "utf-8"
             )
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
-        report(side, 1.0, "done")
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+        return True
+
+    if whole(target, CLOSED_FILE, make) is None:
+        return False
+    report(side, 1.0, "replayed before" if before else "done")
     return True

@@ -7,10 +7,10 @@ done in `analyzer.estimate`, simulating in the engine, which is imported when it
 from __future__ import annotations
 
 import re
-import shutil
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from functools import partial
 from typing import Any
 
 import streamlit as st
@@ -20,12 +20,12 @@ from analyzer.estimate import Estimate, Fit, compare_series, estimate_workload
 from analyzer.estimate_command import write_trace
 from analyzer.evidence_figure import fit_figure
 from analyzer.look import three_digits
-from analyzer.pages.parts import state, warm_core
+from analyzer.pages.parts import state
 from analyzer.pages.parts.evidence_reading import Part, Reading
 from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import guarded, plain, say_error
-from analyzer.pages.parts.replay import COMPILING, engine_choices, run_id
+from analyzer.pages.parts.replay import engine_choices, recorded
 from analyzer.pages.parts.settings import USUAL_PAIR
 from analyzer.pages.parts.settings_form import start_from
 from analyzer.pages.parts.state import TraceRef
@@ -36,7 +36,6 @@ from analyzer.telemetry import summarize_telemetry
 from analyzer.validation import Validation, validate_estimate
 from traces.errors import KVReplayError, NotAWorkloadError
 from traces.recording import open_recording
-from traces.schema import CLOSED_FILE
 
 ROWS = (
     ("usage", "KV pool in use", "%", 100.0),
@@ -177,29 +176,17 @@ def _simulate(
     cancelled: Cancelled,
 ) -> Fitted | None:
     """Run the estimated workload, or open the run where it was made before, and compare."""
-    from engine.config import EngineSettings
-    from engine.simulator import simulate
-
-    target = store.run_dir(run_id(estimate.workload, settings, 0))
-    if not (target / CLOSED_FILE).exists():
-        while not warm_core.compiled():
-            report("Simulating", 0.0, COMPILING.format(warm_core.elapsed_s()))
-            if cancelled():
-                return None
-        scratch = target.with_name(f".part-{uuid.uuid4().hex}")
-        try:
-            simulate(
-                estimate.workload, EngineSettings(**settings), scratch,
-                progress=lambda p: report("Simulating", p.fraction_finished, f"{p.steps:,} steps"),
-                cancelled=cancelled,
-            )  # fmt: skip
-            if cancelled():
-                return None
-            shutil.rmtree(target, ignore_errors=True)
-            scratch.rename(target)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-    with open_recording(target) as recording:
+    made = recorded(
+        estimate.workload,
+        settings,
+        store,
+        partial(report, "Simulating"),
+        cancelled,
+        "simulated",
+    )
+    if made is None or cancelled():
+        return None
+    with open_recording(made) as recording:
         fit = compare_series(estimate, recording)
         telemetry = part.evidence.telemetry
         told = {} if telemetry is None else summarize_telemetry(telemetry)

@@ -6,7 +6,6 @@ the URL, and the job that reads. What is read is known in `analyzer/fleet_series
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,10 +13,10 @@ import streamlit as st
 
 from analyzer.fleet_balance import Balance, balance
 from analyzer.fleet_series import FleetSeries, read_fleet
-from analyzer.pages.parts import fleet_job, state, warm_core
+from analyzer.pages.parts import fleet_job, state
 from analyzer.pages.parts.jobs import Cancelled, Report
 from analyzer.pages.parts.messages import guarded, plain
-from analyzer.pages.parts.replay import COMPILING
+from analyzer.pages.parts.replay import wait_for_core
 from analyzer.pages.parts.store import Store
 from traces import samples
 from traces.errors import RecordingError
@@ -159,15 +158,6 @@ def make_sample(store: Store, report: Report, cancelled: Cancelled) -> str | Non
         workload, replica_of.astype(np.int32), (settings,) * len(SAMPLE_SHARES)
     )
     return simulate_into(store, asked, lambda done, text: report(SAMPLE, done, text), cancelled)
-
-
-def wait_for_core(report: Callable[[float, str], None], cancelled: Cancelled) -> bool:
-    """Whether the simulator is compiled, after waiting for it; False where cancelled."""
-    while not warm_core.compiled():
-        report(0.0, COMPILING.format(warm_core.elapsed_s()))
-        if cancelled():
-            return False
-    return True
 
 
 # ---- reading ------------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ from analyzer.fleet_routing import (
     how_known,
     replicas_needed,
 )
-from analyzer.pages.parts.fleet_open import Shown, wait_for_core
+from analyzer.pages.parts.fleet_open import Shown
 from analyzer.pages.parts.jobs import Cancelled
+from analyzer.pages.parts.replay import wait_for_core
 from analyzer.pages.parts.store import Store
 from traces.fleet_requests import FleetRequests, requests_of
 from traces.workload import Workload

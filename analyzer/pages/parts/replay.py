@@ -6,9 +6,7 @@ engine is imported when a run is asked for, never when a page opens.
 
 from __future__ import annotations
 
-import shutil
-import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ from traces.errors import SettingsError
 from traces.schema import CLOSED_FILE
 from traces.workload import Workload
 
+Say = Callable[[float, str], None]
 COMPILING = "compiling the simulator, once for this machine, a minute or so: {:.0f} s"
 
 
@@ -95,37 +94,57 @@ def _replay(
     report: Report,
     cancelled: Cancelled,
 ) -> str:
-    from engine.config import EngineSettings
-    from engine.simulator import simulate
-
     if cancelled():
         return ""
-    chosen = EngineSettings(**{**settings, "seed": seed})
-    id_ = run_id(workload, settings, seed)
-    target = store.run_dir(id_)
-    if (target / CLOSED_FILE).exists():
-        report(side, 1.0, "replayed before")
-        return id_
-    part = target.with_name(f".part-{uuid.uuid4().hex}")
-    try:
-        while not warm_core.compiled():
-            report(side, 0.0, COMPILING.format(warm_core.elapsed_s()))
-            if cancelled():
-                return ""
-        report(side, 0.0, "starting")
-        simulate(
-            workload, chosen, part,
-            progress=lambda p: report(side, p.fraction_finished, f"{p.steps:,} steps, {p.sim_time_s:,.0f} s replayed"),
-            cancelled=cancelled,
-        )  # fmt: skip
-        if cancelled():
-            return ""
-        shutil.rmtree(target, ignore_errors=True)
-        part.rename(target)
-        report(side, 1.0, "done")
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return id_
+    before = (store.run_dir(run_id(workload, settings, seed)) / CLOSED_FILE).exists()
+
+    def say(done: float, text: str) -> None:
+        report(side, done, text)
+
+    made = recorded(workload, {**settings, "seed": seed}, store, say, cancelled)
+    if made is None:
+        return ""
+    say(1.0, "replayed before" if before else "done")
+    return made.name
+
+
+def recorded(
+    workload: Workload,
+    settings: Mapping[str, Any],
+    store: Store,
+    say: Say,
+    cancelled: Cancelled,
+    word: str = "replayed",
+) -> Path | None:
+    """The recording of that run in the store, simulated where it is not there; None where cancelled.
+
+    settings: engine settings by name; say: is told how far it is; word: for that. Raises SettingsError,
+    WorkloadError.
+    """
+    from engine.config import EngineSettings
+    from engine.trials import simulated
+
+    chosen = EngineSettings(**settings)
+    target = store.run_dir(run_id(workload, settings, chosen.seed))
+    if not (target / CLOSED_FILE).exists():
+        if not wait_for_core(say, cancelled):
+            return None
+        say(0.0, "starting")
+    return simulated(
+        workload, chosen, store.run_dir,
+        progress=lambda p: say(p.fraction_finished, f"{p.steps:,} steps, {p.sim_time_s:,.0f} s {word}"),
+        cancelled=cancelled,
+    )  # fmt: skip
+
+
+def wait_for_core(say: Say | None, cancelled: Cancelled | None) -> bool:
+    """Whether the simulator is compiled, after waiting for it; False where cancelled."""
+    while not warm_core.compiled():
+        if say is not None:
+            say(0.0, COMPILING.format(warm_core.elapsed_s()))
+        if cancelled is not None and cancelled():
+            return False
+    return True
 
 
 def engine_stamp() -> str:

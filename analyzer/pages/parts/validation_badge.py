@@ -20,11 +20,10 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import streamlit as st
 
-from analyzer.pages.parts import warm_core
 from analyzer.pages.parts.job_bar import job_bar
 from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
 from analyzer.pages.parts.messages import plain, say_error
-from analyzer.pages.parts.replay import COMPILING, engine_stamp
+from analyzer.pages.parts.replay import engine_stamp, wait_for_core
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.run import Run
 from analyzer.validation import (
@@ -354,10 +353,8 @@ def _work(
     def say(done: float, text: str) -> None:
         report(_PART, done, text)
 
-    while not warm_core.compiled():
-        say(0.0, COMPILING.format(warm_core.elapsed_s()))
-        if cancelled():
-            return None
+    if not wait_for_core(say, cancelled):
+        return None
     scratch = store.root / "validations" / f".part-{uuid.uuid4().hex}"
     scratch.mkdir(parents=True, exist_ok=True)
     try:

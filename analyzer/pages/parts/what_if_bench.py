@@ -19,9 +19,9 @@ import streamlit as st
 from analyzer.lever_facts import Facts, facts_of
 from analyzer.levers import MODES
 from analyzer.outcome import Outcome, Simulate, outcome_of
-from analyzer.pages.parts import shell, state, warm_core
+from analyzer.pages.parts import shell, state
 from analyzer.pages.parts.jobs import Cancelled
-from analyzer.pages.parts.replay import COMPILING
+from analyzer.pages.parts.replay import wait_for_core
 from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.store import Store, default_root
 from analyzer.pages.parts.trace_panel import read_trace
@@ -93,11 +93,8 @@ class Bench:
         say: Say | None,
         cancelled: Cancelled | None,
     ) -> Outcome | None:
-        while not warm_core.compiled():
-            if say is not None:
-                say(0.0, COMPILING.format(warm_core.elapsed_s()))
-            if cancelled is not None and cancelled():
-                return None
+        if not wait_for_core(say, cancelled):
+            return None
         try:
             trial = self.trials.run(
                 {**changes, MODE: mode},
