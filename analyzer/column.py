@@ -8,7 +8,6 @@ knows arrays and groups, and nothing of recordings.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -88,31 +87,27 @@ class Column:
 
     def rows_of_extremes(self, first: np.ndarray, stop: np.ndarray) -> np.ndarray:
         """First rows of the least and of the greatest value of each stretch, none empty: [2, m]."""
-        found = np.empty((2, len(first)), np.int64)
-        finders: tuple[Callable[..., np.intp], ...] = (np.argmin, np.argmax)
-        for out, find, of_group in zip(
-            found, finders, (self.groups.least, self.groups.greatest), strict=True
-        ):
-            for i, (a, b) in enumerate(zip(first.tolist(), stop.tolist(), strict=True)):
-                out[i] = self._row_of(find, of_group, a, b)
-        return found
+        return np.stack(
+            [
+                self._first_rows(self.least_in(first, stop), self.groups.least, first, stop),
+                self._first_rows(self.greatest_in(first, stop), self.groups.greatest, first, stop),
+            ]
+        )  # fmt: skip
 
-    def _row_of(
-        self, find: Callable[..., np.intp], of_group: np.ndarray, first: int, stop: int
-    ) -> int:
+    def _first_rows(
+        self, sought: np.ndarray, of_group: np.ndarray, first: np.ndarray, stop: np.ndarray
+    ) -> np.ndarray:
+        """First row of each stretch that holds the value sought there, its extreme: [m]."""
         low, high = -(-first // self.size), stop // self.size  # the whole groups
-        if low >= high:
-            return first + int(find(self.values[first:stop]))
-        best = low + int(find(of_group[low:high]))
-        rows = []
-        if first < low * self.size:
-            rows.append(first + int(find(self.values[first : low * self.size])))
-        rows.append(
-            best * self.size + int(find(self.values[best * self.size : (best + 1) * self.size]))
+        whole = low < high
+        head = _first_equal(self.values, first, np.where(whole, low * self.size, stop), sought)
+        group = _first_equal(of_group, low, np.where(whole, high, low), sought)
+        start = group * self.size
+        inner = _first_equal(
+            self.values, start, np.where(group < 0, start, start + self.size), sought
         )
-        if high * self.size < stop:
-            rows.append(high * self.size + int(find(self.values[high * self.size : stop])))
-        return rows[int(find(self.values[rows]))]
+        tail = _first_equal(self.values, np.where(whole, high * self.size, stop), stop, sought)
+        return np.where(head >= 0, head, np.where(inner >= 0, inner, tail))
 
     def _extreme(
         self, of: np.ufunc, of_group: np.ndarray, first: np.ndarray, stop: np.ndarray
@@ -199,6 +194,23 @@ def _rows(first: np.ndarray, lengths: np.ndarray) -> np.ndarray:
     """first[0], first[0] + 1, ... so many rows as lengths[0] says, then those of first[1]."""
     before = np.cumsum(lengths) - lengths
     return np.repeat(first - before, lengths) + np.arange(int(lengths.sum()))
+
+
+def _first_equal(
+    values: np.ndarray, first: np.ndarray, stop: np.ndarray, sought: np.ndarray
+) -> np.ndarray:
+    """First row in each stretch [first, stop) that holds its value, -1 where none does: [m]. A NaN that is
+    sought is any NaN."""
+    lengths = stop - first
+    rows = _rows(first, lengths)
+    held, wanted = values[rows], np.repeat(sought, lengths)
+    is_it = held == wanted
+    if held.dtype.kind == "f":
+        is_it |= np.isnan(held) & np.isnan(wanted)
+    hits = np.flatnonzero(is_it)[::-1]  # of those of one stretch the first is written last
+    found = np.full(len(first), -1, np.int64)
+    found[np.repeat(np.arange(len(first)), lengths)[hits]] = rows[hits]
+    return found
 
 
 def _sums_of_runs(values: np.ndarray, lengths: np.ndarray) -> np.ndarray:
