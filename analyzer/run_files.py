@@ -12,6 +12,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from functools import cache
 from hashlib import blake2b
 from pathlib import Path
@@ -98,8 +99,10 @@ class RunFiles:
             write(temporary)
             os.replace(temporary, path)
         except OSError:
-            temporary.unlink(missing_ok=True)
             return False
+        finally:
+            with suppress(OSError):
+                temporary.unlink(missing_ok=True)
         return True
 
     def _forget_others(self) -> None:

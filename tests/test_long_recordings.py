@@ -347,20 +347,54 @@ def test_working_out_can_be_stopped_and_taken_up_again(
     assert "no difference" in said(app)
 
 
-def test_a_broken_long_recording_says_where_on_the_page(
-    page: Callable[[], AppTest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], int]:
+    """Breaks or mends the last event of the second recording, which counts as large; gives its row."""
     monkeypatch.setattr(runs, "LARGE_BYTES", 10)
     part = tmp_path / "b" / "events" / "part-00000.parquet"
-    broken = pq.read_table(part)
-    steps = broken["step"].to_pylist()
-    steps[-1] = 0
-    broken = broken.set_column(0, broken.schema.field("step"), pa.array(steps, pa.int64()))
-    pq.write_table(broken, part)
+
+    def write_it(is_broken: bool) -> int:
+        found = pq.read_table(part)
+        steps = found["step"].to_pylist()
+        steps[-1] = 0 if is_broken else steps[-2]
+        column = pa.array(steps, pa.int64())
+        pq.write_table(found.set_column(0, found.schema.field("step"), column), part)
+        return len(steps)
+
+    return write_it
+
+
+def test_a_broken_long_recording_says_where_on_the_page(
+    page: Callable[[], AppTest], broken: Callable[[bool], int], tmp_path: Path
+) -> None:
+    row = broken(True)
 
     app = page()
 
-    row = len(steps)
     assert f"table events, row {row}, column step" in app.error[0].value.replace("\\", "")
     kept = tmp_path / "cache" / "tables"
     assert [p.name for p in kept.iterdir() if p.name.startswith(".")] == []
+
+
+def test_a_fault_is_told_again_without_another_look_until_the_files_change(
+    page: Callable[[], AppTest],
+    broken: Callable[[bool], int],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    broken(True)
+    app = page()
+    looks = []
+    true = runs.open_recording
+    monkeypatch.setattr(
+        runs, "open_recording", lambda *given: looks.append(given[1]) or true(*given)
+    )
+
+    said_first = app.error[0].value
+    app.run()
+    assert app.error[0].value == said_first
+    assert "b" not in looks
+
+    broken(False)
+    app.run()
+    assert not app.error
+    assert "b" in looks

@@ -8,7 +8,7 @@ store. It does not know what the runs mean.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import streamlit as st
@@ -22,6 +22,7 @@ from traces.mapped_tables import LONG_ROWS, Keep
 from traces.recording import open_recording
 
 LARGE_BYTES = 10 * 2**20  # from which on a bar shows how far the first opening is
+MOST_FAULTS = 32
 SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
 
@@ -77,7 +78,7 @@ def load(ref: str, store: Store) -> Run:
     seen = _seen()
     if str(tables) not in seen:
         if not tables.is_dir() and _num_bytes(path) > LARGE_BYTES:
-            _check_large(path, name, tables)
+            _check_once(path, name, tables)
         seen.add(str(tables))
     run = _open(ref, str(path), name, stamp, str(tables))
     store.use_tables(tables)
@@ -93,6 +94,33 @@ def _seen() -> set[str]:
 @st.cache_resource(max_entries=6, show_spinner=False)
 def _open(ref: str, path: str, name: str, stamp: str, tables: str) -> Run:
     return Run(ref, open_recording(Path(path), name, Keep(Path(tables), LONG_ROWS)), stamp)
+
+
+@st.cache_resource(show_spinner=False)
+def _faults() -> dict[tuple[str, str], RecordingError]:
+    """What large recordings were refused for, by name and by where their tables would be kept: another
+    state of the same files has another place."""
+    return {}
+
+
+def _check_once(path: Path, name: str, tables: Path) -> None:
+    """As `_check_large`; what was refused is told again at once. Raises RecordingError."""
+    faults, key = _faults(), (name, str(tables))
+    if key in faults:
+        raise replace(faults[key])
+    try:
+        _check_large(path, name, tables)
+    except RecordingError as error:
+        if not _may_pass(error):
+            faults[key] = replace(error)
+            while len(faults) > MOST_FAULTS:
+                del faults[next(iter(faults))]
+        raise
+
+
+def _may_pass(error: RecordingError) -> bool:
+    """Whether the system refused it, which may change while the files stay as they are."""
+    return isinstance(error.__cause__, OSError) and error.__cause__.errno is not None
 
 
 def _check_large(path: Path, name: str, tables: Path) -> None:

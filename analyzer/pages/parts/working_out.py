@@ -1,8 +1,8 @@
 """What is worked out of whole recordings: before anything is drawn for short ones, as a job beside the
 page for long ones, whose timeline comes first.
 
-It knows jobs and when to wait for them. What is worked out, and where it is kept, is known in
-`run_figures`.
+It knows jobs and when to wait for them. What is worked out, and in which process, is known in
+`work_out`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,15 @@ from collections.abc import Mapping
 
 import streamlit as st
 
-from analyzer.compare import check_comparable
 from analyzer.look import Side
-from analyzer.pages.parts.jobs import Cancelled, Job, Progress, Report
+from analyzer.pages.parts.jobs import Job, Progress
 from analyzer.pages.parts.messages import say_error
 from analyzer.run import Run
-from analyzer.run_figures import (
-    comparison_of,
-    figures_of,
-    is_worked_out,
-    preemptions_of,
-    ttft_of,
-)
+from analyzer.run_figures import is_worked_out
+from analyzer.work_out import TOGETHER, is_for_apart, work_out, work_out_apart
 
 LOOK_EVERY_S = 0.5
 FIRST_WAIT_S = 0.3
-_TOGETHER = "Verdict"
 _STOPPED = "working_out_stopped"
 
 
@@ -72,7 +65,7 @@ def _bars(key: str) -> None:
             "for the same recordings this is done once."
         )
         for part, progress in job.progress.items():
-            said = part if part == _TOGETHER else f"{part}: {progress.text or 'waiting'}"
+            said = part if part == TOGETHER else f"{part}: {progress.text or 'waiting'}"
             st.progress(progress.done_frac, text=said)
         if st.button("Cancel", key="cancel_working_out"):
             job.cancel()
@@ -82,36 +75,9 @@ def _bars(key: str) -> None:
 
 
 def _job(runs: dict[Side, Run]) -> Job:
-    parts = [*runs, *([_TOGETHER] if len(runs) > 1 else [])]
+    parts = [*runs, *([TOGETHER] if len(runs) > 1 else [])]
+    work = work_out_apart if is_for_apart(runs) else work_out
     return Job(
-        lambda report, cancelled: _work_out(runs, report, cancelled),
+        lambda report, cancelled: work(runs, report, cancelled),
         {part: Progress() for part in parts},
     )
-
-
-def _work_out(runs: dict[Side, Run], report: Report, cancelled: Cancelled) -> bool:
-    """Work out and keep everything that Compare shows of these runs; stops between two parts. Raises
-    CompareError."""
-    first, *others = runs.values()
-    for other in others:
-        check_comparable(first.recording, other.recording)
-    for side, run in runs.items():
-        for done, (text, work) in enumerate(_PARTS):
-            if cancelled():
-                return False
-            report(side, done / len(_PARTS), text)
-            work(run)
-        report(side, 1.0, "done")
-    for done, other in enumerate(others):
-        if cancelled():
-            return False
-        report(_TOGETHER, (done + 0.1) / len(others), "")
-        comparison_of(first, other)
-    return True
-
-
-_PARTS = (
-    ("times to first token", ttft_of),
-    ("what each preemption cost", preemptions_of),
-    ("latencies and sums", figures_of),
-)
