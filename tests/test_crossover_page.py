@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from streamlit.testing.v1 import AppTest
 
+from analyzer.pages.parts.crossover_state import Names, parse
 from analyzer.pages.parts.store import Store
 from engine.config import EngineSettings, resolve
 from engine.models import load_model
@@ -262,3 +263,51 @@ def test_costs_of_a_measured_run_are_told_from_modelled_lines(store: Store) -> N
     assert value(app, "Device") == "cpu"
     # one victim of A was wholly in the cache, and a recompute of nothing has no place on a logarithm
     assert "Without a dot, since nothing of them had to be computed or copied or their cost is not known: 1 of A" in captions(app)  # fmt: skip
+
+
+# ---- the URL, read ------------------------------------------------------------------------------
+
+NAMES = Names(["llama-3.1-8b", "opt-13b"], ["h100-sxm", "l4"])
+
+
+def test_the_url_is_read() -> None:
+    found, wrong = parse(
+        {"cx_model": "opt-13b", "cx_tp": "2", "cx_link": "12.5", "cx_cached": "40", "t": "1-2"},
+        NAMES,
+    )
+
+    assert found == {
+        "model": "opt-13b",
+        "tp": 2,
+        "link_gb_per_s": 12.5,
+        "cached_pct": 40,
+    }
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "why"),
+    [
+        ("model", "gpt-9", "one of llama-3.1-8b, opt-13b"),
+        ("device", "", "one of h100-sxm, l4"),
+        ("tp", "3", "one of 1, 2, 4, 8, 16"),
+        ("kv", "<b>", "one of auto, fp8"),
+        ("path", "Loop", "one of loop, batch, coalesced"),
+        ("copies", "1", "one of blocking, async"),
+        ("link", "nan", "a number from 0.1 to 10,000"),
+        ("link", "1e999", "a number from 0.1 to 10,000"),
+        ("cached", "101", "a whole number from 0 to 100"),
+        ("cached", "0.5", "a whole number from 0 to 100"),
+        ("beside", "-1", "a whole number from 0 to 8,192"),
+        ("tokens", "9" * 5000, "a whole number from 1 to 4,194,304"),
+    ],
+)
+def test_a_value_that_cannot_be_is_said_and_not_taken(name: str, text: str, why: str) -> None:
+    found, (sentence,) = (lambda f, w: (f, list(w.values())))(
+        *parse({f"cx_{name}": text}, NAMES)
+    )
+
+    assert found == {}
+    assert sentence.startswith(f"cx_{name} in the link is ")
+    assert f"which is not {why}. The run's own is shown instead." in sentence
+    assert len(sentence) < 220

@@ -3,7 +3,7 @@
 The bridge from the Crossover page to the engine, which is imported when the page is drawn. The formulas are
 those of the estimates that preemption mode cheapest compares (`engine/core/estimates.py`), without
 what only a running engine knows: the queue on the link, and which blocks lie next to each other
-(none here, so each is a copy). tests/test_crossover.py holds the two together.
+(none here, so each is a copy). tests/test_crossover_costs.py holds the two together.
 """
 
 from __future__ import annotations
@@ -70,11 +70,12 @@ def _model_of(said: object) -> ModelShape | None:
 
 def _device_of(said: object) -> DeviceSpec | None:
     """The device that was recorded, or the known one of that name."""
-    from engine.devices import NUMBER_NAMES, AllReduce, DeviceSpec, check_number
+    from engine.devices import LATER_NUMBERS, NUMBER_NAMES, AllReduce, DeviceSpec, check_number
 
     if not isinstance(said, Mapping):
         return None
     try:
+        said = LATER_NUMBERS | dict(said)
         numbers: dict[str, Any] = {n: check_number(n, said[n], "device") for n in NUMBER_NAMES}
         rows = tuple(AllReduce(*row) for row in said["allreduce"])
         return DeviceSpec(name=str(said["name"]), allreduce=rows, **numbers)
