@@ -29,6 +29,7 @@ from streamlit.web.server.starlette.starlette_routes import create_upload_routes
 
 from analyzer.pages.parts.store import STALE_S, Store
 from analyzer.pages.parts.uploads import num_bytes, stored
+from analyzer.web.multipart_file import MultipartFile
 from analyzer.web.upload_to_disk import UploadsToDisk
 from traces.errors import FileError
 
@@ -301,6 +302,14 @@ def test_a_file_larger_than_it_may_be_is_refused_while_it_comes(tmp_path: Path) 
     assert world.put(part(b"x" * 3 * 2**20), END).status == 204
 
 
+def test_a_file_one_byte_larger_than_it_may_be_is_refused(tmp_path: Path) -> None:
+    world = World(tmp_path, most_bytes=1_000)
+
+    assert world.put(part(b"x" * 1_001), END)[:2] == (413, "File too large")
+    assert world.parts() == []
+    assert world.put(part(b"x" * 1_000), END).status == 204
+
+
 def test_fields_around_a_file_cannot_grow_without_end(tmp_path: Path) -> None:
     world = World(tmp_path, most_bytes=2**20)
 
@@ -378,6 +387,16 @@ def test_a_server_that_stops_leaves_nothing(world: World) -> None:
             await request
 
     asyncio.run(stopped())
+
+    assert world.parts() == []
+
+
+def test_what_is_written_late_for_a_request_that_is_over_makes_no_file(world: World) -> None:
+    form = MultipartFile(b"edge", world.store.open_part, 1_000, 0)
+
+    form.discard()
+    form.feed(part(CSV) + END)
+    form.close()
 
     assert world.parts() == []
 
