@@ -21,7 +21,7 @@ from analyzer.figures import (
     timeline,
 )
 from analyzer.look import DARK, LIGHT, Side, gib, seconds, three_digits
-from analyzer.marks import Areas, Bars, Difference, Line, Mark
+from analyzer.marks import Areas, Band, Bars, Difference, Line, Mark
 
 NAMES: dict[Side, str] = {"A": "recompute", "B": "swap"}
 X = np.array([0.0, 1.0, 2.0])
@@ -120,18 +120,63 @@ def test_areas_stack_within_their_row_and_side() -> None:
 
 
 def test_the_box_of_the_cursor_has_one_line_a_row_and_nothing_else_answers() -> None:
-    values = {"A": np.array([1.0, 2.0]), "B": np.array([3.0, 4.0])}
+    blocks = {"A": np.array([1.0, 2.0]), "B": np.array([3.0, 4.0])}
+    waiting = {"A": np.array([7.0, 8.0])}
+    rows = [
+        make_row(readings=Readings("KV blocks", blocks, "blocks")),
+        make_row(readings=Readings("Waiting", waiting, "", ",.1f")),
+    ]
 
-    fig = timeline(
-        [make_row(readings=Readings("KV blocks", values, "blocks"))], AXIS, NAMES, LIGHT
-    )
+    fig = timeline(rows, AXIS, NAMES, LIGHT)
 
     talking = [t for t in fig.data if t.hoverinfo != "skip"]
     assert len(talking) == 1
     assert talking[0].hovertemplate == (
-        "<b>KV blocks</b>  A %{customdata[0]:,.0f} · B %{customdata[1]:,.0f} blocks<extra></extra>"
+        "<b>KV blocks</b>  A %{customdata[0]:,.0f} · B %{customdata[1]:,.0f} blocks"
+        "<br><b>Waiting</b>  A %{customdata[2]:,.1f}<extra></extra>"
     )
-    assert talking[0].customdata.tolist() == [[1.0, 3.0], [2.0, 4.0]]
+    assert talking[0].customdata.tolist() == [[1.0, 3.0, 7.0], [2.0, 4.0, 8.0]]
+    assert talking[0].x.tolist() == [0.5, 1.5]
+
+
+def test_the_box_of_the_cursor_leaves_out_what_is_not_known_there() -> None:
+    axis = XAxis("Time since the start", "s", (0.0, 3.0), np.array([0.5, 1.5, 2.5]))
+    blocks = {"A": np.array([1.0, np.nan, np.nan]), "B": np.array([3.0, 4.0, np.nan])}
+
+    fig = timeline(
+        [make_row(readings=Readings("KV blocks", blocks, "blocks"))], axis, NAMES, LIGHT
+    )
+
+    told = {tuple(t.x): t for t in fig.data if t.hoverinfo != "skip"}
+    assert set(told) == {(0.5,), (1.5,)}  # at 2.5 nothing is known
+    assert (
+        told[1.5,].hovertemplate
+        == "<b>KV blocks</b>  B %{customdata[0]:,.0f} blocks<extra></extra>"
+    )
+    assert told[1.5,].customdata.tolist() == [[4.0]]
+
+
+def test_plotly_finds_no_fault_in_a_timeline() -> None:
+    marks: tuple[Mark, ...] = (
+        Line("a", X, X, "A"), Areas(X, {"decode": X}, "B"), Bars("b", X, 1.0, X, "C", (2, 3)),
+        Difference(X, X), Band("c", X, X, X, "B"),
+    )  # fmt: skip
+    values = {"A": np.array([1.0, 2.0])}
+    axis = XAxis("Steps", "", (0.0, 3.0), np.array([0.5, 1.5]), shades=[Shade(2, 3, "over")])
+    rows = [
+        make_row(
+            *marks,
+            y_max=9,
+            capacity=[Capacity(8, "pool")],
+            readings=Readings("KV blocks", values, "blocks"),
+        ),
+        Row("preemptions", "Preemptions", "per 1 s", [], empty="no preemption here"),
+    ]
+
+    unchecked = timeline(rows, axis, {**NAMES, "C": "offload"}, DARK)
+
+    checked = go.Figure(unchecked.to_dict())
+    assert json.loads(checked.to_json()) == json.loads(unchecked.to_json())
 
 
 def test_capacity_is_a_line_a_band_and_a_label() -> None:

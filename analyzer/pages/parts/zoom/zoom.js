@@ -4,8 +4,7 @@
 // not touched, turn: a new number each time}. Both in one report: two would start two reruns that race.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
 const TYPED_INTO = new Set(["textbox", "searchbox", "combobox", "listbox", "spinbutton", "slider", "grid"]);
-const DEBOUNCE_MS = 100;
-const WHEEL_MS = 140; // a turn of the wheel is many events: told when it rests
+const WHEEL_MS = 100; // a turn of the wheel is many events: told when it rests
 const NOTCH = 100; // of deltaY
 
 // The shown range of an axis as numbers: milliseconds since 1970 where it shows dates, as Plotly counts them.
@@ -90,7 +89,7 @@ export default function (component) {
     if (touched) state.height = shownRange(state.chart._fullLayout[touched]).sort((a, b) => a - b);
     if (names.some((n) => /^xaxis\.autorange$/.test(n) && change[n])) sendAll(60);
     else if (touched || names.some((n) => /^xaxis\.range/.test(n)))
-      send(shownRange(state.chart._fullLayout.xaxis), DEBOUNCE_MS);
+      send(shownRange(state.chart._fullLayout.xaxis), 0); // a drag says so once, when it has ended
   });
   state.onDoubleClick = state.onDoubleClick || (() => sendAll(0));
   state.onKey = state.onKey || ((event) => {
