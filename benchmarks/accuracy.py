@@ -63,6 +63,26 @@ def section_lines(section: Section) -> list[str]:
 
 Sides = Mapping[str, tuple[float, float]]
 
+# What the preset has and had not before, switched off: values of the device, engine_kwargs.
+SWITCHED_OFF: Mapping[str, tuple[Mapping[str, float], Mapping[str, object]]] = {
+    "all terms": ({}, {}),
+    "without tiles of 128 tokens": ({"linear_tile_tokens": 1}, {}),
+    "without 64 rows a decoding query": ({"mixed_decode_rows": 1}, {}),
+    "synchronous scheduling": ({}, {"async_scheduling": False}),
+    "without any of the three": (
+        {"linear_tile_tokens": 1, "mixed_decode_rows": 1},
+        {"async_scheduling": False},
+    ),
+}
+SHOWN = (
+    ("throughput", "output tokens/s"),
+    ("TPOT p50", "TPOT, ms, p50"),
+    ("p99", "TPOT, ms, p99"),
+    ("TTFT p50", "TTFT, s, p50"),
+    ("p99", "TTFT, s, p99"),
+    ("running", "running, mean"),
+)
+
 
 def measured_sides(shared: Path) -> dict[str, list[Sides]]:
     """Run -> figures on the untuned device and on the preset."""
@@ -97,6 +117,28 @@ def decode_lines(shared: Path) -> list[str]:
     return [*lines, ""]
 
 
+def ablation_lines(shared: Path) -> list[str]:
+    """What each term of mixed steps does, on the preset: errors with it switched off."""
+    lines = [
+        "What each of the terms of steps with prompts does, on the preset (errors against the measured run):",
+        "",
+        "| run | | " + " | ".join(label for label, _ in SHOWN) + " |",
+        "|---|---|" + "---|" * len(SHOWN),
+    ]
+    with tempfile.TemporaryDirectory() as scratch:
+        device = Path(scratch) / "variant.json"
+        for run in RUNS:
+            for name, (values, changes) in SWITCHED_OFF.items():
+                pairs = {key: [value, name] for key, value in values.items()}
+                text = json.dumps({"name": name, "base": "rtx-pro-6000", "values": pairs})
+                device.write_text(text, encoding="utf-8")
+                folder = shared / "traces" / "vllm-measured-runs" / run
+                side = compare_run(folder, str(device), Path(scratch) / "out", changes)
+                cells = [_error(*side[key]) for _, key in SHOWN]
+                lines.append(f"| {run.removeprefix('RTXPRO6000_')} | {name} | {' | '.join(cells)} |")  # fmt: skip
+    return [*lines, ""]
+
+
 def missed(side: Sides) -> list[str]:
     """Figures of a run that are further off than aimed at, with their errors."""
     found = []
@@ -119,8 +161,10 @@ def measured_lines(sides: Mapping[str, Sequence[Sides]], shared: Path) -> list[s
         "Source: LLMServingSim 2.0 artefacts (commit 5daddb2, MIT): vLLM 0.19.0 on RTX PRO 6000, 300 ShareGPT requests at 10 a second, max_num_seqs 128, "
         "2,048 batched tokens. `python benchmarks/accuracy.py --only measured`; one run of your own: `python benchmarks/measured_runs.py --run FOLDER --device NAME`.",
         "",
-        "- *Untuned*: data-sheet peaks, and the nearest architecture (L40S) for the rest. Nothing of these runs is in it.",
-        "- *Preset*: `rtx-pro-6000`, of which weight reads, decode attention and the all-reduce were fitted to the decode-only seconds of the first two runs. The third saw no fit.",
+        "- *Untuned*: data-sheet peaks, and the nearest architecture for the rest (L40S; decode attention A100's). Nothing of these runs is in it.",
+        "- *Preset*: `rtx-pro-6000`. Weight reads and decode attention were fitted to the seconds of the first two runs in which no prompt was computed, small all-reduces to those of the second. "
+        "No number was fitted to a step with a prompt in it, nor to TTFT, TPOT or throughput; the third run saw no fit at all.",
+        "- vLLM 0.19 schedules asynchronously: the next step is decided while one runs, so a request that comes waits one step longer. So do these simulations.",
         "- Running and waiting are compared each second. Usage of the pool was not recorded (0 throughout); no request was preempted.",
         "",
         "| run | figure | measured | untuned | preset |",
@@ -133,25 +177,30 @@ def measured_lines(sides: Mapping[str, Sequence[Sides]], shared: Path) -> list[s
         for label, side in zip(("untuned", "preset"), both, strict=True):
             gone = missed(side)
             lines.append(f"- {name}, {label}: {', '.join(gone) if gone else 'nothing'}.")
-    return [*lines, "", *decode_lines(shared), *CAUSES, ""]
+    return [*lines, "", *ablation_lines(shared), *decode_lines(shared), *CAUSES, ""]
 
 
 CAUSES = (
-    "Where the errors come from:",
+    "How steps with prompts came to be right, and what is still off ([how it was found](../docs/decisions/2026-11-30-steps-with-prompts.md)):",
     "",
-    "- **Decode steps are right to a few per cent**, also in the third run, to which nothing was fitted and whose experts lie on two ranks (`expert_parallel.py`).",
-    "- **Steps with prompts in them are too cheap on this card**, in all three runs. Spread over the prompts, 6 us a prompt token are missing for the 8B model, 23 for the 32B one on two cards, 20 for the experts: 13 to 16 % of what "
-    "a prompt token of the dense ones takes. A linear efficiency of 0.56 in the place of 0.65 would explain the dense ones (the L40S, whose kernels were measured, has 0.55), and so would decode attention that takes half again as long beside a prompt: "
-    "FlashAttention 2 packs the heads of a group only where all queries are single tokens. It is left at the public benchmark's value: changing it here would be a fit to these runs. "
-    "What the experts lack is not known: nothing in these runs tells a slower kernel from steps of over 512 tokens that run without CUDA graphs, or from the ranks' agreement before each step (some 5 ms at batches below 25).",
-    "- **The load is above what the machine can do**, so requests wait for a seat, and TTFT sums the errors of all steps before it: a throughput that is 4 to 5 % too high is a TTFT that is 8 to 12 % too short. "
-    "In the third run almost nobody queues: there TTFT is that of one or two mixed steps, and has their error whole.",
-    "- **The L40S' decode attention (0.85) is read hot in its L2**, and flatters every card that takes it over; the two cards whose engine or cold kernels were measured with FlashAttention 2 (A100, RTX PRO 6000) reach 0.72. "
-    "That is most of the untuned 7 %.",
-    "- **All-reduce without a direct link** is most of the rest at TP 2 (untuned 15 %).",
-    "- **Not behind it**: arrivals (the engine takes requests between steps, as here), tokenizer and HTTP (1 to 2 ms of seconds), CUDA-graph padding (batches of 128 are captured exactly).",
+    "- **Where the time was**: the requests' own time stamps give the length of some 500 single steps of these runs. Those with prompts were 21 % (8B) and 36 % (32B) dearer than modelled, "
+    "by an amount that grew with the contexts of the *decoding* requests and hardly with the prompt; prompts alone were right.",
+    "- **FlashAttention 2 takes decoding requests and prompts in one call** and then has no kernel for decoding: each query head occupies a tile of 64 rows. At the prefill attention's rate, which the preset had, that is "
+    "0.133 us a context token for the 8B model (regressed from its steps: 0.147) and 0.266 for the 32B one on two cards (0.266), in the place of 0.102. Published (vLLM pull request 58013), not fitted.",
+    "- **Matrix products have whole tiles of 128 tokens**: on average 64 rows more a step. Published for an A100 (Vidur's profiles); with it the steps of both dense runs scatter a quarter less about the model.",
+    "- **Asynchronous scheduling** (default of vLLM since 0.14) is one step more before a first token: half of what TTFT p50 lacked in the third run, where nobody queues.",
+    "- **Large all-reduces without a direct link** are at the L40S' published 20 GB/s now. The 28 GB/s before had been fitted together with mixed steps that were too cheap.",
+    "- **Ranks that share experts** wait for the tokens of the rank with the prompt: through each link go the tokens of all ranks but its own, so a transfer is as long as the most loaded rank's, not as the mean "
+    "(with the mean the third run was 9 % too fast in throughput and 19 % in TTFT p99).",
+    "- **Still off**: the third run's throughput and TTFT mean, by 6 and 8 %. Steps with a prompt beside fewer than 20 decoding requests took 60 ms and more there, 20 to 30 ms over the model: in the first two seconds alone, "
+    "so a warm-up is as likely as the launching of kernels outside CUDA graphs, and nothing here tells them apart. How unevenly the experts are loaded is not known; equal ranks are taken.",
+    "- **Cannot be known from these files**: prefix-cache hits. 9 % (8B) and 8 % (32B) of the single steps that could be measured were far cheaper than their prompts, down to a plain decode step: prompts that began as earlier ones had. "
+    "The traces hold lengths, not tokens, so the simulator computes them all, and is slower by what they saved (about 2 % of throughput if the share holds for all).",
+    "- **The load is above what the machine can do**, so requests wait for a seat, and TTFT sums the errors of all steps before it: it doubles the error of throughput.",
+    "- **Not behind it**: arrivals, tokenizer and HTTP (1 to 2 ms of seconds), CUDA-graph padding (batches of 128 are captured exactly).",
     "",
-    "The third run as two engines with all experts each, as it was simulated before, is 9 % too slow in TPOT and 6 % in throughput: nearer, and for a reason that is wrong (decode-only seconds 20 to 40 % too slow make up for the prompts).",
+    "Other devices: tiles and rows a query are on for every card whose kernels are known to have them, except `rtx-4090`, whose linear efficiency (0.75, a class value) stands below what its kernels reach (0.97) and pays for both; "
+    "with all three the 8B run's requests on that card differ by 1 % in throughput and TPOT.",
 )
 
 
@@ -162,17 +211,7 @@ def summary_lines(
     lines = ["| result | ours against published | reproduced |", "|---|---|---|"]
     lines += [f"| {s.title} | {s.short} | {s.reproduced} |" for s in sections]
     for name, (_, preset) in (sides or {}).items():
-        parts = [
-            f"{label} {_error(*preset[key])}"
-            for label, key in (
-                ("throughput", "output tokens/s"),
-                ("TPOT p50", "TPOT, ms, p50"),
-                ("p99", "TPOT, ms, p99"),
-                ("TTFT p50", "TTFT, s, p50"),
-                ("p99", "TTFT, s, p99"),
-                ("running", "running, mean"),
-            )
-        ]
+        parts = [f"{label} {_error(*preset[key])}" for label, key in SHOWN]
         gone = missed(preset)
         lines.append(
             f"| measured: {name}, preset | {', '.join(parts)} | {'within the aims' if not gone else 'not within the aims'} |"

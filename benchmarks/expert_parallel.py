@@ -8,7 +8,8 @@ Per rank of R, with N tokens of its own and S of all ranks:
 
     arithmetic   dense * N + experts * S / R
     weights      dense + experts / R, those of them that S tokens choose
-    transfer     an all-gather and a reduce-scatter of S tokens a layer: one all-reduce of that volume
+    transfer     an all-gather and a reduce-scatter a layer; through each GPU's link go the tokens of all
+                 ranks but its own, so the rank with the fewest sets the time: 2 * (S - min N)
     a step       the longest rank's
 
 Ranks hold equally loaded experts. Source of the scheme: vLLM's data parallel deployment (all-gather /
@@ -82,7 +83,7 @@ def simulate_ranks(
         start_s = max(now_s, min(r.start_s for r in active))
         here = [r for r in active if r.start_s <= start_s]
         works = [work_of(r.state)[1:] for r in here if r.state is not None]
-        length_s = _length_s(works, cost, num, dense)
+        length_s = lockstep_s(works, cost, num, dense)
         for rank in here:
             # one that was idle begins with the others: what it waits for them is part of its step
             give(rank.state, (start_s - rank.start_s) + length_s, 0.0)
@@ -99,15 +100,16 @@ def decode_step_s(settings: EngineSettings, num: int, context: float, ranks: int
     link = load_device(settings.device).allreduce_at(ranks)
     cost = _shared(resolved.cost, resolved.model, ranks, link)
     work = (num / ranks, context / ranks, 0.0, 0.0, 0.0, num / ranks)
-    return _length_s([work] * ranks, cost, ranks, 1.0 - _expert_share(resolved.model))
+    return lockstep_s([work] * ranks, cost, ranks, 1.0 - _expert_share(resolved.model))
 
 
-def _length_s(
+def lockstep_s(
     works: Sequence[tuple[float, ...]], cost: CostParams, num: int, dense: float
 ) -> float:
     """Seconds of a step of all ranks. works: (decodes, context, chunks, chunk tokens, qk, rows) of each."""
     tokens = [int(w[0] + w[3]) for w in works]
     total = sum(tokens)
+    moved = (total - min(tokens)) * num / (num - 1)  # of one all-reduce of that volume
     found = 0.0
     for (decodes, context, chunks, chunk_tokens, qk, rows), own in zip(
         works, tokens, strict=True
@@ -118,8 +120,8 @@ def _length_s(
         mine = cost._replace(
             token_compute_s=cost.token_compute_s * (dense + (1 - dense) * scale / num),
             expert_skip_frac=cost.expert_skip_frac**scale,
-            allreduce_token_s=cost.allreduce_token_s * scale,
-            allreduce_small_token_s=cost.allreduce_small_token_s * scale,
+            allreduce_token_s=cost.allreduce_token_s * moved / own,
+            allreduce_small_token_s=cost.allreduce_small_token_s * moved / own,
         )
         time = step_time_s(mine, int(decodes), context, 0.0, int(chunk_tokens), qk, 0.0, int(chunks), int(rows))  # fmt: skip
         found = max(found, time)

@@ -5,9 +5,9 @@
 Replays the request traces of `traces/vllm-measured-runs` (LLMServingSim 2.0 artefacts, vLLM 0.19 on
 RTX PRO 6000, read in place) under the settings of their meta.json and compares with the measured
 times of the same requests and the measured queues. Each run is made twice: with data-sheet peaks and the
-nearest architecture's efficiencies (untuned), and with the preset, four numbers of which were fitted to two
-of these runs. `--run` takes one folder of the same form, measured anywhere, and a device. With --write
-the table is saved in benchmarks/results/.
+nearest architecture's efficiencies (untuned), and with the preset, four numbers of which were fitted to
+the seconds of two of these runs that computed no prompt. `--run` takes one folder of the same form, measured
+anywhere, and a device. With --write the table is saved in benchmarks/results/.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ UNTUNED = {
     "base": "rtx-pro-6000",
     "values": {
         "weight_read_efficiency": [0.82, "between L40S and RTX 4090"],
-        "decode_attention_efficiency": [0.85, "L40S"],
+        "decode_attention_efficiency": [
+            0.72,
+            "A100, FlashAttention 2 too; the L40S' 0.85 is read hot in its L2",
+        ],
         "allreduce": [[[2, 5e-06, 20e9], [4, 13e-06, 5.5e9], [8, 26e-06, 1.3e9]], "L40S"],
     },
 }
@@ -55,12 +58,13 @@ PERCENTILES = (("p50", 0.5), ("p90", 0.9), ("p99", 0.99))
 TIMES = (("ttft_s", "TTFT, s", 1.0), ("tpot_s", "TPOT, ms", 1e3), ("e2e_s", "E2E, s", 1.0))
 TICK_S = 1.0  # the recorder's samples
 MIN_RUNNING = 32  # fewer requests make a second of few steps
+ASYNC_SINCE = (0, 14)  # vLLM that schedules asynchronously unless told not to (djl issue 3833)
 
 
 @dataclass(frozen=True)
 class Measured:
     """One run: requests (output_tokens, arrival_s, first_token_s, finish_s; s since the first arrival),
-    queues (t_s, running, waiting), None where there are none."""
+    queues (t_s, running, waiting, usage: share of the pool), None where there are none."""
 
     name: str
     requests: pl.DataFrame
@@ -86,7 +90,9 @@ def read_measured(folder: Path) -> Measured:
     queues = None
     if path.is_file():
         samples = pl.read_csv(path)
-        queues = samples.select(pl.col("t").cast(pl.Float64).alias("t_s"), "running", "waiting")
+        queues = samples.select(
+            pl.col("t").cast(pl.Float64).alias("t_s"), "running", "waiting", pl.col("kv_cache_pct").alias("usage") / 100
+        )  # fmt: skip
     return Measured(folder.name, requests, queues)
 
 
@@ -117,36 +123,65 @@ def figures(requests: pl.DataFrame) -> dict[str, float]:
 
 @dataclass(frozen=True)
 class Simulated:
-    """One simulated run: requests as in Measured, running and waiting [n] at the end of each tick."""
+    """One simulated run: requests as in Measured; running and waiting requests and blocks in use as a
+    share of the pool, [n] at the end of each tick."""
 
     requests: pl.DataFrame
     running: np.ndarray
     waiting: np.ndarray
+    usage: np.ndarray
 
 
-def settings_of_run(kwargs: Mapping[str, Any], device: str) -> EngineSettings:
-    """EngineSettings of a run's engine_kwargs; what they leave out is vLLM's default."""
-    given = {
-        name: kwargs[name]
-        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size")
-        if kwargs.get(name) is not None
-    }  # fmt: skip
-    dtype = str(kwargs.get("kv_cache_dtype") or "auto")
+def read_meta(folder: Path) -> dict[str, Any]:
+    """The run's meta.json."""
+    found: dict[str, Any] = json.loads((folder / "meta.json").read_text(encoding="utf-8"))
+    return found
+
+
+def settings_of_run(meta: Mapping[str, Any], device: str) -> EngineSettings:
+    """EngineSettings of a run: its engine_kwargs, else its resolved configuration, else vLLM's default.
+
+    A pool that was measured (`kv_cache`) is taken as it was; asynchronous scheduling is vLLM's default
+    from 0.14 on.
+    """
+    kwargs = meta["engine_kwargs"]
+    names = ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "tensor_parallel_size", "num_gpu_blocks", "block_size")  # fmt: skip
+    said = {name: _said(meta, name, int) for name in names}
+    overlaps = _said(meta, "async_scheduling", bool)
+    if overlaps is None:
+        overlaps = _version(meta.get("vllm_version")) >= ASYNC_SINCE
     return EngineSettings(
         model=str(kwargs["model"]),
         device=device,
         gpu_memory_utilization=float(kwargs.get("gpu_memory_utilization") or 0.9),
-        kv_cache_dtype=dtype,
-        enable_prefix_caching=kwargs.get("enable_prefix_caching") is not False,
-        **given,
+        kv_cache_dtype=str(kwargs.get("kv_cache_dtype") or "auto"),
+        enable_prefix_caching=_said(meta, "enable_prefix_caching", bool) is not False,
+        async_scheduling=overlaps,
+        **{name: value for name, value in said.items() if value is not None},
     )
 
 
+def _said(meta: Mapping[str, Any], name: str, kind: type) -> Any:
+    """A setting's value: that of engine_kwargs, else the first of that name at any depth; None: not said."""
+    parts = [v for v in meta.values() if isinstance(v, Mapping)]
+    here = (meta.get("engine_kwargs") or {}).get(name), meta.get(name)
+    found = (*here, *(_said(part, name, kind) for part in parts))
+    return next((v for v in found if type(v) is kind), None)
+
+
+def _version(text: object) -> tuple[int, ...]:
+    """Major and minor number of a version; one that cannot be read counts as new."""
+    numbers = str(text).split("+")[0].split(".")[:2]
+    if not all(n.isdecimal() for n in numbers):
+        return ASYNC_SINCE
+    return tuple(int(n) for n in numbers)
+
+
 def modelled(
-    workload: Workload, kwargs: Mapping[str, Any], device: str, scratch: Path, end_s: float
+    workload: Workload, meta: Mapping[str, Any], device: str, scratch: Path, end_s: float
 ) -> Simulated:
     """The simulated run; data-parallel ranks take requests in turn, and share experts where told to."""
-    settings = settings_of_run(kwargs, device)
+    settings, kwargs = settings_of_run(meta, device), meta["engine_kwargs"]
     ranks = int(kwargs.get("data_parallel_size") or 1)
     shares = [
         Workload(workload.table.gather_every(ranks, n), f"rank {n}", workload.report)
@@ -159,49 +194,62 @@ def modelled(
         for share, folder in zip(shares, folders, strict=True):
             simulate(share, settings, folder, overwrite=True)
     ticks = TICK_S * np.arange(1, int(np.ceil(end_s / TICK_S)) + 1)
-    running, waiting = np.zeros(len(ticks)), np.zeros(len(ticks))
+    queues = np.zeros((3, len(ticks)))
     parts = []
     for folder in folders:
         recording = open_recording(folder)
         parts.append(
             recording.requests.select("output_tokens", "arrival_s", "first_token_s", "finish_s")
         )
-        here = _queues(recording.steps, ticks)
-        running, waiting = running + here[0], waiting + here[1]
-    return Simulated(pl.concat(parts), running, waiting)
+        queues += _queues(recording.steps, ticks, recording.pool_blocks * ranks)
+    return Simulated(pl.concat(parts), *queues)
 
 
-def _queues(steps: pl.DataFrame, ticks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Running and waiting at each tick, 0 before the first step and after the last."""
+def _queues(steps: pl.DataFrame, ticks: np.ndarray, pool: int) -> np.ndarray:
+    """Running, waiting and share of `pool` blocks in use at each tick [3, n]; 0 outside the run."""
     starts = steps["t_start_s"].to_numpy()
     end = float((steps["t_start_s"] + steps["duration_s"]).max())  # type: ignore[arg-type]
     row = np.searchsorted(starts, ticks, side="right") - 1
     inside = (row >= 0) & (ticks < end)
     row = np.maximum(row, 0)
-    return (
-        np.where(inside, steps["num_running"].to_numpy()[row], 0),
-        np.where(inside, steps["num_waiting"].to_numpy()[row], 0),
+    columns = ("num_running", 1), ("num_waiting", 1), ("used_blocks", pool)
+    return np.array(
+        [np.where(inside, steps[name].to_numpy()[row] / unit, 0) for name, unit in columns]
     )
 
 
-def compare_run(folder: Path, device: str, scratch: Path) -> dict[str, tuple[float, float]]:
-    """Figure -> (measured, simulated) of one run; distances of queues have 0 on the measured side."""
-    kwargs = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["engine_kwargs"]
+def compare_run(
+    folder: Path, device: str, scratch: Path, changes: Mapping[str, Any] | None = None
+) -> dict[str, tuple[float, float]]:
+    """Figure -> (measured, simulated) of one run; distances of queues have 0 on the measured side.
+
+    The pool's usage is compared where it was recorded: not 0 throughout. changes: engine_kwargs in place
+    of the run's own.
+    """
     truth = read_measured(folder)
     end_s = float(truth.requests["finish_s"].max())  # type: ignore[arg-type]
     if truth.queues is not None and truth.queues.height:
         end_s = max(end_s, float(truth.queues["t_s"].max()))  # type: ignore[arg-type]
-    ours = modelled(open_workload(folder / "requests.jsonl"), kwargs, device, scratch, end_s)
+    workload = open_workload(folder / "requests.jsonl")
+    meta = read_meta(folder)
+    meta["engine_kwargs"] = meta["engine_kwargs"] | dict(changes or {})
+    ours = modelled(workload, meta, device, scratch, end_s)
     measured, simulated = figures(truth.requests), figures(ours.requests)
     found = {name: (measured[name], simulated[name]) for name in measured}
     if truth.queues is not None:
         at = (truth.queues["t_s"].to_numpy() / TICK_S).astype(int) - 1
         keep = (at >= 0) & (at < len(ours.running))
-        for name, values in (("running", ours.running), ("waiting", ours.waiting)):
-            theirs = truth.queues[name].to_numpy()[keep]
-            mine = values[at[keep]]
-            found[f"{name}, mean"] = float(theirs.mean()), float(mine.mean())
-            found[f"{name}, mean distance"] = 0.0, float(np.abs(theirs - mine).mean())
+        for name, label, values, factor in (
+            ("running", "running", ours.running, 1.0),
+            ("waiting", "waiting", ours.waiting, 1.0),
+            ("usage", "pool in use, %", ours.usage, 100.0),
+        ):
+            theirs = factor * truth.queues[name].to_numpy()[keep]
+            mine = factor * values[at[keep]]
+            if name == "usage" and not theirs.any():
+                continue
+            found[f"{label}, mean"] = float(theirs.mean()), float(mine.mean())
+            found[f"{label}, mean distance"] = 0.0, float(np.abs(theirs - mine).mean())
     return found
 
 
@@ -211,9 +259,9 @@ def decode_only(folder: Path, device: str) -> np.ndarray:
     A measured step is requests running over tokens generated in that second; contexts follow from the
     requests' own times, taken as growing evenly. Shape (n, 2): requests running, error.
     """
-    kwargs = json.loads((folder / "meta.json").read_text(encoding="utf-8"))["engine_kwargs"]
-    settings = settings_of_run(kwargs, device)
-    ranks = int(kwargs.get("data_parallel_size") or 1)
+    meta = read_meta(folder)
+    settings = settings_of_run(meta, device)
+    ranks = int(meta["engine_kwargs"].get("data_parallel_size") or 1)
     requests = read_measured(folder).requests
     prompts = (
         pl.read_ndjson(folder / "requests.jsonl")
@@ -314,8 +362,8 @@ def _head(today: str) -> list[str]:
         f"{today}. `python benchmarks/measured_runs.py --write`; vLLM 0.19.0, RTX PRO 6000, 300 ShareGPT requests at 10/s "
         "each, max_num_seqs 128, 2,048 batched tokens (LLMServingSim 2.0 artefacts, commit 5daddb2, MIT).",
         "",
-        "The preset's weight reads, decode attention and all-reduce were fitted to the first two runs; the untuned column "
-        "uses data-sheet peaks and the nearest architecture. The third run shares its experts over two data-parallel "
+        "The preset's weight reads, decode attention and small all-reduces were fitted to the seconds of the first two runs that computed no prompt; "
+        "the untuned column uses data-sheet peaks and the nearest architecture. The third run shares its experts over two data-parallel "
         "ranks, and nothing was fitted to it: it is simulated as two equally loaded engines, of which each holds half of the experts.",
         "",
         "Distances are of running and waiting requests at one second, on average over the run.",

@@ -133,11 +133,14 @@ def _features(
     ctx_layers, qk_layers, look = layer_tokens(setup, s)
     per_token = p.context_read_s / max(1, m.num_full_layers) if m.num_full_layers else p.window_context_read_s / m.num_layers  # fmt: skip
     per_pair = m.attention_flops_per_pair / base.peak_flops
+    tile = max(1, p.tile_tokens)  # as engine.cost_model.tiled_tokens
+    tiled = np.where(tokens > 2 * tile, np.ceil(tokens / tile) * tile, tokens)
+    mixed = (decode > 0) & (s.num_chunks > 0) & (not m.is_mla)
     return {
         "source": np.full(len(s), source),
         "kind": s.kind,
         "tokens": tokens,
-        "flops": p.token_compute_s * tokens,
+        "flops": p.token_compute_s * tiled,
         "read": np.full(len(s), p.always_read_s),
         "head_flops": p.head_row_s * rows,
         "head_read": np.where(rows > 0, p.head_read_s, 0.0),
@@ -146,7 +149,10 @@ def _features(
         "prefill_layers": np.where(s.num_chunks > 0, p.prefill_fixed_s, 0.0),
         "request_layers": p.request_s * (decode + s.num_chunks),
         "ctx_read": per_token * ctx_layers,
-        "ctx_flops": m.decode_flops_per_context_token / base.peak_flops * ctx_layers,
+        "ctx_flops": np.where(mixed, base.mixed_decode_rows, 1.0)
+        * m.decode_flops_per_context_token
+        / base.peak_flops
+        * ctx_layers,
         "look_read": per_token * look,
         "io": p.prefill_token_s * s.chunk_tokens,
         "pair": per_pair * qk_layers,

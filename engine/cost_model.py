@@ -27,6 +27,7 @@ __all__ = [
     "COPY_PATHS",
     "CostParams",
     "allreduce_time_s",
+    "beside_prompt_time_s",
     "copy_time_s",
     "decode_attention_time_s",
     "host_blocks",
@@ -39,6 +40,7 @@ __all__ = [
     "prefill_attention_time_s",
     "recompute_time_s",
     "step_time_s",
+    "tiled_tokens",
 ]
 
 
@@ -57,6 +59,18 @@ def linear_layers_time_s(p: CostParams, num_tokens: int) -> float:
 
 
 @njit(cache=True)
+def tiled_tokens(p: CostParams, num_tokens: int) -> int:
+    """Rows that the matrix products of a step of `num_tokens` compute: whole tiles of p.tile_tokens.
+
+    Up to two tiles there are kernels for every size (and CUDA graphs), so nothing is added.
+    """
+    tile = max(1, p.tile_tokens)
+    if num_tokens <= 2 * tile:
+        return num_tokens
+    return -(-num_tokens // tile) * tile
+
+
+@njit(cache=True)
 def allreduce_time_s(p: CostParams, num_tokens: int) -> float:
     """All-reduces of a step; 0 on one GPU."""
     small = p.allreduce_small_token_s * num_tokens
@@ -69,12 +83,23 @@ def allreduce_time_s(p: CostParams, num_tokens: int) -> float:
 def decode_attention_time_s(
     p: CostParams, ctx_tokens: float, window_ctx_tokens: float
 ) -> float:
-    """Attention of the decoding requests, whose contexts sum to these tokens."""
+    """Attention of the decoding requests, whose contexts sum to these tokens, no prompt beside."""
     return (
         p.decode_fixed_s
         + p.context_token_s * ctx_tokens
         + p.window_context_token_s * window_ctx_tokens
     )
+
+
+@njit(cache=True)
+def beside_prompt_time_s(p: CostParams, ctx_tokens: float, window_ctx_tokens: float) -> float:
+    """What that attention takes longer where the step computes prompts too.
+
+    FlashAttention 2 takes both in one call, and its kernel for decoding (heads of a group packed,
+    one row each) only where every query of the call is a single token. Beside a prompt each query
+    head of a decoding request occupies a whole tile of rows. 0 where both have kernels of their own.
+    """
+    return p.mixed_extra_token_s * ctx_tokens + p.window_mixed_extra_token_s * window_ctx_tokens
 
 
 @njit(cache=True)
@@ -121,13 +146,35 @@ def step_time_s(
     num_tokens = num_decode + prefill_tokens
     if num_tokens == 0:
         return 0.0
-    t = p.step_overhead_s + linear_layers_time_s(p, num_tokens)
+    return _step_of_rows_s(
+        p, tiled_tokens(p, num_tokens), num_decode, decode_ctx_tokens, decode_window_ctx_tokens,
+        prefill_tokens, prefill_qk, prefill_window_qk, num_chunks, num_logit_rows,
+    )  # fmt: skip
+
+
+@njit(cache=True)
+def _step_of_rows_s(
+    p: CostParams,
+    rows: int,
+    num_decode: int,
+    decode_ctx_tokens: float,
+    decode_window_ctx_tokens: float,
+    prefill_tokens: int,
+    prefill_qk: float,
+    prefill_window_qk: float,
+    num_chunks: int,
+    num_logit_rows: int,
+) -> float:
+    """`step_time_s` of a step that is not empty and whose matrix products have so many rows."""
+    num_tokens = num_decode + prefill_tokens
+    t = p.step_overhead_s + linear_layers_time_s(p, rows)
     t += allreduce_time_s(p, num_tokens) + p.request_s * (num_decode + num_chunks)
     if num_logit_rows > 0:
         t += max(p.head_row_s * num_logit_rows, p.head_read_s)
     if num_decode > 0:
         t += decode_attention_time_s(p, decode_ctx_tokens, decode_window_ctx_tokens)
     if prefill_tokens > 0:
+        t += beside_prompt_time_s(p, decode_ctx_tokens, decode_window_ctx_tokens)
         t += prefill_attention_time_s(
             p, prefill_tokens, prefill_qk, prefill_window_qk, max(1, num_chunks)
         )
@@ -155,7 +202,8 @@ def recompute_time_s(p: CostParams, num_tokens: int, prefix_tokens: int) -> floa
 
     Marginal: arithmetic of the linear layers, all-reduce volume and attention. The weights are read
     and the layers launched for the running requests anyway. It is an upper bound where the step has
-    room left under its weight read (a few hundred tokens), where recomputed tokens ride free.
+    room left under its weight read (a few hundred tokens), where recomputed tokens ride free. Left
+    out: rows that fill up the last tile, and what decoding beside the chunks takes longer.
     """
     if num_tokens <= 0:
         return 0.0
@@ -170,9 +218,15 @@ def recompute_time_s(p: CostParams, num_tokens: int, prefix_tokens: int) -> floa
 
 @njit(cache=True)
 def isolated_recompute_time_s(p: CostParams, num_tokens: int, prefix_tokens: int) -> float:
-    """Seconds of a step that does nothing but this recompute, weight read and launches included."""
+    """Seconds of a step that does nothing but this recompute, weight read and launches included.
+
+    Rows that fill up the last tile are left out: the curve over lengths has no teeth.
+    """
     if num_tokens <= 0:
         return 0.0
+    if p.linear == 1:
+        return (p.base_ms + p.prefill_ms * num_tokens) / 1e3
     mean_ctx = prefix_tokens + 0.5 * num_tokens
     window_qk = num_tokens * min(mean_ctx, float(p.window_tokens))
-    return step_time_s(p, 0, 0.0, 0.0, num_tokens, num_tokens * mean_ctx, window_qk, 1, 1)
+    qk = num_tokens * mean_ctx
+    return _step_of_rows_s(p, num_tokens, 0, 0.0, 0.0, num_tokens, qk, window_qk, 1, 1)

@@ -34,6 +34,8 @@ class CostParams(NamedTuple):
     Times are for one GPU's share of the work (all GPUs do their share at once); over pipeline stages,
     of a round in which the batches in flight share the step's requests (`_pipelined`). `*_s` of a token,
     pair or row is the seconds it takes when nothing else limits. window_tokens 0: no window layers.
+    tile_tokens: rows of a tile of the matrix products; *mixed_extra_token_s: what a context token of
+    a decoding request takes longer in a step that computes prompts too.
     kv_block_bytes: of one block on one GPU (of the stage with most layers); kv_block_total_bytes: on all of them (what a recording's
     swap bytes count). copies_per_block: separate copies that the copy path needs for each block,
     0 where one copy takes a whole run of blocks. linear 1: the step costs
@@ -56,6 +58,8 @@ class CostParams(NamedTuple):
     decode_fixed_s: float
     context_token_s: float
     window_context_token_s: float
+    mixed_extra_token_s: float
+    window_mixed_extra_token_s: float
     prefill_fixed_s: float
     request_s: float
     prefill_token_s: float
@@ -68,6 +72,7 @@ class CostParams(NamedTuple):
     allreduce_small_token_s: float
     allreduce_switch_s: float
     window_tokens: int
+    tile_tokens: int
     block_size_tokens: int
     kv_block_bytes: int
     kv_block_total_bytes: int
@@ -80,7 +85,7 @@ class CostParams(NamedTuple):
     contention_out: float
 
 
-_INT_FIELDS = ("linear", "window_tokens", "block_size_tokens", "kv_block_bytes", "kv_block_total_bytes", "copies_per_block")  # fmt: skip
+_INT_FIELDS = ("linear", "window_tokens", "tile_tokens", "block_size_tokens", "kv_block_bytes", "kv_block_total_bytes", "copies_per_block")  # fmt: skip
 _OVERRIDABLE = tuple(n for n in CostParams._fields if n not in ("block_size_tokens",))
 
 
@@ -168,7 +173,10 @@ def activation_bytes(m: ModelShape, weight_dtype: str = "auto") -> float:
 def _linear_layers(
     m: ModelShape, d: DeviceSpec, tp: int, weight_dtype: str
 ) -> dict[str, float]:
-    """Linear layers, LM head and all-reduces. Terms C, W, H, K of the step model."""
+    """Linear layers, LM head and all-reduces. Terms C, W, H, K of the step model.
+
+    Experts have tiles of their own, whose filling is in the moe_* numbers: they were fitted to it.
+    """
     linear_bytes, expert_bytes = weight_bytes_per_param(m, weight_dtype)
     busiest = expert_bytes if m.is_moe else linear_bytes  # where most of the arithmetic is
     fp8 = busiest == 1.0 and d.peak_fp8_flops > 0
@@ -188,6 +196,7 @@ def _linear_layers(
         "experts_read_s": m.expert_params * expert_bytes / read,
         "expert_skip_frac": 1.0 - m.experts_per_token / m.num_experts if m.is_moe else 0.0,
         "knee": d.moe_knee if m.is_moe else d.knee,
+        "tile_tokens": 1 if m.is_moe else int(d.linear_tile_tokens),
         "head_row_s": 2.0 * m.head_params / (d.linear_efficiency * d.peak_flops * tp),
         "head_read_s": m.head_params * wide / read,
         "allreduce_fixed_s": num_allreduces * link.latency_s,
@@ -203,18 +212,23 @@ def _attention(
     """Decode and prefill attention. Terms A_d and A_p; seconds per context token and per pair.
 
     A context token costs the larger of reading its KV and multiplying with it; the second is never
-    the larger one for GQA, but is near it for MLA, where every head reads the one latent.
+    the larger one for GQA, but is near it for MLA, where every head reads the one latent. Beside a
+    prompt the products are those of mixed_decode_rows queries (MLA has kernels apart for the two).
     """
     per_layer = kv_bytes_per_layer_token(m, kv_dtype, tp)
     read = per_layer / (d.decode_attention_efficiency * d.memory_bytes_per_s)
     compute = d.prefill_attention_efficiency * d.peak_flops * tp
     context = max(read, m.decode_flops_per_context_token / compute)
+    rows = 1.0 if m.is_mla else d.mixed_decode_rows
+    beside = max(context, rows * m.decode_flops_per_context_token / compute)
     io = wide * m.attention_io_elements / (d.prefill_io_efficiency * d.memory_bytes_per_s * tp)
     pair = m.attention_flops_per_pair / compute
     return {
         "decode_fixed_s": m.num_layers * d.attention_overhead_s,
         "context_token_s": m.num_full_layers * context,
         "window_context_token_s": m.num_window_layers * context,
+        "mixed_extra_token_s": m.num_full_layers * (beside - context),
+        "window_mixed_extra_token_s": m.num_window_layers * (beside - context),
         "prefill_fixed_s": m.num_layers * d.prefill_overhead_s,
         "request_s": m.num_layers * d.request_overhead_s,
         "prefill_token_s": m.num_layers * io,
@@ -229,7 +243,7 @@ def _attention(
 _SHARED = (
     "token_compute_s", "context_token_s", "window_context_token_s", "request_s", "prefill_token_s",
     "pair_s", "window_pair_s", "context_read_s", "window_context_read_s", "allreduce_token_s",
-    "allreduce_small_token_s",
+    "allreduce_small_token_s", "mixed_extra_token_s", "window_mixed_extra_token_s",
 )  # fmt: skip
 _ONCE_A_BATCH = ("layers_overhead_s", "always_read_s", "experts_read_s", "decode_fixed_s",
                  "prefill_fixed_s", "allreduce_fixed_s", "allreduce_switch_s")  # fmt: skip
@@ -259,6 +273,7 @@ def _pipelined(
     found = dict(fields)
     found |= {name: fields[name] * pace / pp for name in _SHARED}
     found |= {name: fields[name] * pace for name in _ONCE_A_BATCH}
+    found["tile_tokens"] = pp * int(fields["tile_tokens"])  # of each batch
     found["expert_skip_frac"] = fields["expert_skip_frac"] ** (1.0 / pp)
     found["head_read_s"] = fields["head_read_s"] * pp
     found["allreduce_fixed_s"] += (pp - 1) * link.latency_s

@@ -55,6 +55,8 @@ class DeviceSpec:
     memory_bytes_per_s for reading queries, keys and values and writing the output, and
     prefill_overhead_s per layer of a step that prefills; request_overhead_s per layer and request of a
     step, where attention takes requests one by one. step_overhead_s: host time of a step that the device does not hide.
+    linear_tile_tokens: rows of a tile of the matrix products, 1: no tiles are counted;
+    mixed_decode_rows: rows that each query of a decoding request occupies in attention beside a prompt.
     allreduce: one AllReduce a tp, ascending.
     link_in/out_bytes_per_s: large copies from / to the host, one way; contention_in/out: what is
     left of each while the other direction is busy. *_copy_s: fixed time of each copy on that copy
@@ -81,6 +83,8 @@ class DeviceSpec:
     prefill_overhead_s: float
     request_overhead_s: float
     step_overhead_s: float
+    linear_tile_tokens: float
+    mixed_decode_rows: float
     allreduce: tuple[AllReduce, ...]
     link_in_bytes_per_s: float
     link_out_bytes_per_s: float
@@ -102,6 +106,9 @@ NUMBER_NAMES = tuple(n for n in VALUE_NAMES if n != "allreduce")
 _ZERO_ALLOWED = ("peak_fp8_flops", "step_overhead_s", "layer_overhead_s", "moe_layer_overhead_s",
                  "attention_overhead_s", "prefill_overhead_s", "request_overhead_s", "loop_copy_s", "batch_copy_s",
                  "coalesced_copy_s", "transfer_overhead_s")  # fmt: skip
+# What files and recordings that are older than these numbers stand for.
+LATER_NUMBERS = {"linear_tile_tokens": 1.0, "mixed_decode_rows": 1.0}
+_AT_LEAST_1 = ("knee", "moe_knee", "linear_tile_tokens", "mixed_decode_rows")
 _SHARES = ("linear_efficiency", "weight_read_efficiency", "moe_linear_factor", "decode_attention_efficiency",
            "prefill_attention_efficiency", "prefill_io_efficiency", "contention_in", "contention_out")  # fmt: skip
 
@@ -131,8 +138,8 @@ def load_device(name_or_path: str | Path, *, warn: bool = True) -> DeviceSpec:
             f"{', '.join(known_devices())}."
         )
     document = _read(path)
-    values: dict[str, Any] = {}
-    sources: dict[str, str] = {}
+    values: dict[str, Any] = dict(LATER_NUMBERS)
+    sources = dict.fromkeys(LATER_NUMBERS, "[D] left out: the file does not say it")
     for level in _with_bases(document, path):
         for key, entry in level["values"].items():
             values[key], sources[key] = entry
@@ -246,12 +253,12 @@ def check_number(key: str, value: Any, place: str) -> float:
     )
     low_ok = number and (value > 1e-15 or (value == 0 and key in _ZERO_ALLOWED))
     high_ok = number and (value <= 1 or key not in _SHARES)
-    if not (low_ok and high_ok and (key not in ("knee", "moe_knee") or value >= 1)):
+    if not (low_ok and high_ok and (key not in _AT_LEAST_1 or value >= 1)):
         allowed = (
             "between 0 and 1"
             if key in _SHARES
             else "1 or more"
-            if key in ("knee", "moe_knee")
+            if key in _AT_LEAST_1
             else "a positive number below 1e18"
         )
         raise SettingsError(f"{place}, {key}: {value!r} is out of range. It must be {allowed}.")

@@ -26,13 +26,14 @@ def errors(setup, steps, found, base=CPU):
     return np.abs((predict(f, found.coefficients) + found.coefficients.step) / true - 1)
 
 
-def test_the_model_over_columns_is_the_cost_model_step_by_step():
-    setup, rows = make_setup("gemma-3-12b"), work(30, 20, 30)
-    steps = time_steps(setup, CPU, rows)
+@pytest.mark.parametrize("device", ["cpu", "l40s"])  # the second has tiles, of queries too
+def test_the_model_over_columns_is_the_cost_model_step_by_step(device):
+    setup, rows, base = make_setup("gemma-3-12b"), work(30, 20, 30), load_device(device)
+    steps = time_steps(setup, base, rows)
 
-    columns = predict(make_features([(setup, steps)], CPU), base_coefficients(CPU))
+    columns = predict(make_features([(setup, steps)], base), base_coefficients(base))
 
-    expected = predict_steps(CPU, setup, steps) - CPU.step_overhead_s
+    expected = predict_steps(base, setup, steps) - base.step_overhead_s
     np.testing.assert_allclose(columns, expected, rtol=1e-12)
 
 

@@ -91,12 +91,24 @@ def test_a_device_file_changes_what_it_names_and_keeps_its_base(tmp_path):
     assert d.sources["knee"] == "measured here"
 
 
+def test_a_device_file_from_before_tiles_stands_without_them(tmp_path):
+    h100 = load_device("h100-sxm")
+    later = ("linear_tile_tokens", "mixed_decode_rows")
+    values = {n: [getattr(h100, n), "x"] for n in VALUE_NAMES if n not in later}
+
+    d = load_device(write_device(tmp_path, values))
+
+    assert (d.linear_tile_tokens, d.mixed_decode_rows) == (1.0, 1.0)
+    assert d.memory_bytes == h100.memory_bytes
+
+
 @pytest.mark.parametrize(
     ("values", "rest", "message"),
     [
         ({"speed": [1, "x"]}, {}, "mine.json: unknown values speed. Known: peak_flops"),
         ({"knee": 2.0}, {"base": "h200"}, "mine.json, knee: 2.0 is not a pair"),
         ({"knee": [0.5, "x"]}, {"base": "h200"}, "mine.json, knee: 0.5 is out of range. It must be 1 or more"),
+        ({"linear_tile_tokens": [0, "x"]}, {"base": "h200"}, "linear_tile_tokens: 0 is out of range. It must be 1 or more"),
         ({"linear_efficiency": [1.5, "x"]}, {"base": "h200"}, "linear_efficiency: 1.5 is out of range. It must be between 0 and 1"),
         ({"peak_flops": ["fast", "x"]}, {"base": "h200"}, "peak_flops: 'fast' is out of range"),
         ({"allreduce": [[], "x"]}, {"base": "h200"}, "allreduce: [] needs at least one row"),

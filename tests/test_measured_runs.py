@@ -13,7 +13,17 @@ import numpy as np
 import pytest
 
 from benchmarks.accuracy_published import gate, sosp_end_to_end, sosp_overhead, watermark
-from benchmarks.measured_runs import UNTUNED, compare_run, decode_only, read_measured
+from benchmarks.expert_parallel import lockstep_s
+from benchmarks.measured_runs import (
+    UNTUNED,
+    compare_run,
+    decode_only,
+    read_measured,
+    settings_of_run,
+)
+from engine.cost_model import make_cost_params
+from engine.devices import load_device
+from engine.models import load_model
 
 SHARED = Path(os.environ.get("KV_REPLAY_SHARED", str(Path(__file__).parents[2] / "shared")))
 RUNS = SHARED / "traces" / "vllm-measured-runs"
@@ -41,11 +51,11 @@ def test_the_preset_is_within_the_aims_on_the_runs_of_dense_models(
 ) -> None:
     errors = errors_of(run, "rtx-pro-6000", tmp_path)
 
-    assert abs(errors["output tokens/s"]) < 0.10
-    assert max(abs(errors[f"TPOT, ms, {p}"]) for p in PERCENTILES) < 0.10
-    assert max(abs(errors[f"TTFT, s, {p}"]) for p in PERCENTILES) < 0.15
-    assert abs(errors["running, mean"]) < 0.10
-    assert abs(errors["waiting, mean"]) < 0.15
+    assert abs(errors["output tokens/s"]) < 0.03
+    assert max(abs(errors[f"TPOT, ms, {p}"]) for p in PERCENTILES) < 0.04
+    assert max(abs(errors[f"TTFT, s, {p}"]) for p in PERCENTILES) < 0.08
+    assert abs(errors["running, mean"]) < 0.03
+    assert abs(errors["waiting, mean"]) < 0.05
 
 
 @measured
@@ -75,11 +85,46 @@ def test_decode_steps_are_within_a_few_per_cent_also_with_experts_on_two_ranks(
 
 
 @measured
-def test_experts_shared_by_ranks_are_too_fast_by_what_prompts_cost(tmp_path: Path) -> None:
+def test_experts_shared_by_ranks_are_within_the_aims_and_saw_no_fit(tmp_path: Path) -> None:
     errors = errors_of(MOE, "rtx-pro-6000", tmp_path)
 
-    assert -0.16 < errors["TPOT, ms, p50"] < 0.0
-    assert 0.0 < errors["output tokens/s"] < 0.16
+    assert abs(errors["output tokens/s"]) < 0.10
+    assert max(abs(errors[f"TPOT, ms, {p}"]) for p in PERCENTILES) < 0.10
+    assert max(abs(errors[f"TTFT, s, {p}"]) for p in PERCENTILES) < 0.15
+
+
+def test_a_rank_with_a_prompt_sends_its_tokens_while_the_other_waits() -> None:
+    # Only the transfer costs: 1 us a token of an all-reduce over two ranks, which moves half of the
+    # tokens both ways. 1,120 and 120 tokens: the second takes in 1,120 and sends as many back.
+    p = make_cost_params(load_model("qwen3-30b-a3b"), load_device("rtx-pro-6000"))
+    p = p._replace(**{name: 0 for name in p._fields if name.endswith("_s")})
+    p = p._replace(allreduce_token_s=1e-6, allreduce_small_token_s=1.0, knee=1.0)
+
+    even = lockstep_s([(620, 0.0, 0, 0, 0.0, 0)] * 2, p, 2, 0.5)
+    uneven = lockstep_s([(120, 0.0, 1, 1000, 0.0, 0), (120, 0.0, 0, 0, 0.0, 0)], p, 2, 0.5)
+
+    assert even == pytest.approx(1240e-6)
+    assert uneven == pytest.approx(2240e-6)
+
+
+def test_settings_of_a_run_are_those_it_had() -> None:
+    kwargs = {"model": "meta-llama/Llama-3.1-8B", "max_num_seqs": 128, "max_model_len": None}
+
+    old = settings_of_run({"vllm_version": "0.13.0rc2.dev79", "engine_kwargs": kwargs}, "l40s")
+    new = settings_of_run({"vllm_version": "0.19.0", "engine_kwargs": kwargs}, "l40s")
+    said = settings_of_run(
+        {
+            "vllm_version": "0.19.0",
+            "engine_kwargs": kwargs,
+            "kv_cache": {"num_gpu_blocks": 1_234, "block_size": 16},
+            "config": {"scheduler_config": {"async_scheduling": False, "max_num_seqs": 9}},
+        },
+        "l40s",
+    )
+
+    assert (old.async_scheduling, new.async_scheduling, said.async_scheduling) == (False, True, False)  # fmt: skip
+    assert (new.num_gpu_blocks, said.num_gpu_blocks, said.block_size) == (None, 1_234, 16)
+    assert said.max_num_seqs == 128
 
 
 @measured
