@@ -220,9 +220,8 @@ def _allowed(badge: Badge, planned: Plan, device: Path) -> Validated | None:
 def _draw(badge: Badge) -> None:
     grade = badge.grade
     word = grade.capitalize() if grade else "Not graded"
-    st.markdown(
-        f":{COLOURS[grade]}-badge[{ICONS[grade]} {word}] **{plain(badge.sentence)}**",
-    )
+    said = plain(badge.sentence).replace(" %", "\u00a0%")  # no line ends between the two
+    st.markdown(f":{COLOURS[grade]}-badge[{ICONS[grade]} {word}] **{said}**")
     with st.expander("All figures, observed and simulated"):
         badge_table(badge.found, "fitted" if badge.calibrated else "", badge.estimated)
         if badge.held_out is not None:
