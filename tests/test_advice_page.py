@@ -71,7 +71,9 @@ def test_the_pool_that_ends_preemption_is_found_shown_and_can_be_tried(small: st
     assert changes == dict(best.changes)
 
 
-def test_proofs_lead_to_compare_with_base_enough_and_what_is_not(small: str) -> None:
+def test_proofs_lead_to_compare_and_the_download_holds_what_the_command_prints(
+    small: str,
+) -> None:
     app = searched(opened(small))
 
     links = [e.proto.url for e in app.get("link_button") if "proof" in e.proto.label]
@@ -80,6 +82,10 @@ def test_proofs_lead_to_compare_with_base_enough_and_what_is_not(small: str) -> 
     assert "b=run%3A" in links[0]
     for outcome in shown(app).proofs():
         assert all(path.is_dir() for path in outcome.recordings)
+    document = json.loads(json.dumps(shown(app).as_json(), default=str))
+    assert document["goal"] == "no preemption"
+    assert document["answers"][0]["option"]["recordings"]
+    assert what_if_state.MODE not in document["answers"][0]["option"]["changes"]
 
 
 def test_a_goal_of_bounds_asks_for_a_bound_first(
@@ -131,16 +137,6 @@ def test_choices_become_the_goals_of_the_command_line() -> None:
     assert texts_of("max-goodput", bounds) == ("max-goodput", "ttft=2", "tpot=0.08")
     assert texts_of("least-memory", {}) == ("least-memory",)
     assert texts_of("max-goodput", {}) == ()
-
-
-def test_the_download_holds_what_the_command_prints(small: str) -> None:
-    app = searched(opened(small))
-
-    document = json.loads(json.dumps(shown(app).as_json(), default=str))
-
-    assert document["goal"] == "no preemption"
-    assert document["answers"][0]["option"]["recordings"]
-    assert what_if_state.MODE not in document["answers"][0]["option"]["changes"]
 
 
 def test_the_table_has_the_price_under_the_flag_and_no_markup_of_others() -> None:

@@ -123,7 +123,7 @@ def test_absurd_numbers_are_left_out_and_break_nothing() -> None:
     assert evidence.telemetry.samples["kv_usage_frac"].to_list() == [0.5, None, 0.522]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     cuts=st.lists(st.tuples(st.integers(0, 400), st.integers(0, 400)), max_size=12),
     junk=st.lists(st.text(max_size=80), max_size=6),
