@@ -54,12 +54,11 @@ def cluster(count: Path) -> Iterator[Any]:
 
 
 @pytest.fixture
-def two_nodes(cluster: Any) -> Iterator[list[Any]]:
-    nodes = [cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES) for _ in range(2)]
-    yield nodes
-    for node in nodes:
-        if node in cluster.list_all_nodes():
-            cluster.remove_node(node)
+def two_nodes(cluster: Any) -> list[Any]:
+    """The nodes of one CPU that are up: those of the test before, and new ones for those that died."""
+    while len(cluster.worker_nodes) < 2:
+        cluster.add_node(num_cpus=1, object_store_memory=STORE_BYTES)
+    return [n for n in cluster.list_all_nodes() if n is not cluster.head_node]
 
 
 class KillsANode(RayTasks):
