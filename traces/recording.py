@@ -22,6 +22,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
@@ -257,6 +258,9 @@ def _open_folder(root: Path, label: str, keep: Keep | None = None) -> Recording:
         if reading.writer is not None:
             reading.writer.abandon()
         raise
+    finally:
+        if reading.writer is not None:  # tens of MiB, which are not needed again
+            pa.default_memory_pool().release_unused()
 
 
 def _tell(reading: Reading, keep: Keep, total: int) -> None:

@@ -25,6 +25,7 @@ from traces.schema import STEPS, Table
 from traces.table_writer import RowsWriter, TableWriter
 
 BATCH_ROWS = 65_536
+STEPS_ROWS = 32_768  # have many columns
 PIECE_ROWS = 524_288  # more where a row group is larger
 
 
@@ -117,8 +118,9 @@ class Checker:
             rows = None
             if self.writer is not None and self.spec.name in MAPPED and self.spec is not STEPS:
                 rows = stack.enter_context(self.writer.rows(self.spec.name, piece.number))
+            size = min(STEPS_ROWS, BATCH_ROWS) if self.spec is STEPS else BATCH_ROWS
             for batch in file.iter_batches(
-                BATCH_ROWS, list(piece.row_groups), list(piece.columns), use_threads=False
+                size, list(piece.row_groups), list(piece.columns), use_threads=False
             ):
                 if not batch.num_rows:
                     continue
