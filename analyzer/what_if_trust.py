@@ -7,18 +7,18 @@ preset" of benchmarks/accuracy.md; a test holds the numbers against that table.
 from __future__ import annotations
 
 NUM_MEASURED_RUNS = 3
-# figure -> (nearest, furthest) error of simulated against measured, in percent, over those runs
+# figure -> (least, greatest) error of simulated against measured, in percent, over those runs
 MEASURED_ERRORS = {
-    "throughput": (4, 13),
-    "TPOT p50": (-2, -12),
-    "TTFT p50": (-6, -51),
+    "throughput": (0, 6),
+    "TPOT p50": (-3, 1),
+    "TTFT p50": (-4, 4),
 }
 WHERE = "benchmarks/accuracy.md"
 MORE = "docs/validation.md"
 
 
 def say_errors() -> str:
-    """'throughput +4 to +13 %, TPOT p50 −2 to −12 %, ...'."""
+    """'throughput +0 to +6 %, TPOT p50 −3 to +1 %, ...'."""
     said = (
         f"{name} {_signed(a)} to {_signed(b)} %" for name, (a, b) in MEASURED_ERRORS.items()
     )
