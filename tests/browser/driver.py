@@ -97,11 +97,7 @@ class Watched:
     def untouched(self, url: str, drawn: Callable[[Watched, str], object]) -> None:
         """Show that URL as nobody has touched it: opened by `drawn`, unless it still stands so."""
         if not self.clean_url or self.page.url != self.clean_url:
-            self.clean_url = ""
-            self.errors.clear()
-            self.outside.clear()
-            drawn(self, url)
-            self.settle()
+            self.elsewhere(url, drawn)
             self.clean_url = self.page.url
         else:  # the URL is written before the page is drawn
             self.settle()
@@ -109,6 +105,14 @@ class Watched:
         self.page.evaluate(
             "() => document.querySelector('[data-testid=stMain]')?.scrollTo(0, 0)"
         )
+
+    def elsewhere(self, url: str, drawn: Callable[[Watched, str], object]) -> None:
+        """Open another URL; whoever wants the untouched one after that opens it anew."""
+        self.clean_url = ""
+        self.errors.clear()
+        self.outside.clear()
+        drawn(self, url)
+        self.settle()
 
     def resize(self, width: int, height: int) -> None:
         """Another size of the window, and every chart in it."""

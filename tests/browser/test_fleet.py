@@ -50,6 +50,16 @@ def query(page: Watched) -> dict[str, list[str]]:
     return urllib.parse.parse_qs(urllib.parse.urlsplit(page.page.url).query)
 
 
+def test_at_390_pixels_nothing_is_wider_than_the_screen(page: Watched) -> None:
+    page.page.set_viewport_size({"width": 390, "height": 844})
+    page.settle()
+
+    width, room = page.page.evaluate(WIDTHS)
+    assert width <= room
+    page.picture("fleet-390", full_page=True)
+    page.resize(1280, 800)
+
+
 def test_a_drag_shows_that_part_of_all_ranks_in_detail(page: Watched) -> None:
     said = page.page.inner_text("[data-testid=stMain]")
     assert "Busiest is rank 0" in said
@@ -88,13 +98,3 @@ def test_a_rank_opens_on_the_preemptions_page(page: Watched) -> None:
 
     assert query(page)["a"][0].startswith("file:")
     assert "recompute" in page.page.inner_text(".st-key-header h1")
-
-
-def test_at_390_pixels_nothing_is_wider_than_the_screen(page: Watched) -> None:
-    page.page.set_viewport_size({"width": 390, "height": 844})
-    page.settle()
-
-    width, room = page.page.evaluate(WIDTHS)
-    assert width <= room
-    page.picture("fleet-390", full_page=True)
-    page.page.set_viewport_size({"width": 1280, "height": 800})

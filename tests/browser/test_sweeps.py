@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -37,12 +36,10 @@ def address(server: str) -> str:
 
 
 @pytest.fixture
-def page(chromium: Any) -> Iterator[Watched]:
-    """A page at 1,280 px; at the end nothing may have gone wrong in it."""
-    with watched_page(chromium, 1280, 800) as found:
-        yield found
-        assert found.errors == []
-        assert found.outside == []
+def page(shared_page: Watched, address: str) -> Watched:
+    """The page at 1,280 px; at the end nothing may have gone wrong in it."""
+    shared_page.untouched(address, show)
+    return shared_page
 
 
 def show(page: Watched, url: str) -> None:
@@ -51,28 +48,19 @@ def show(page: Watched, url: str) -> None:
     page.settle()
 
 
-def test_a_link_opens_the_same_choice_and_a_choice_goes_into_it(
-    page: Watched, address: str
-) -> None:
-    show(page, f"{address}?sw_figure=num_preemptions&sw_at_max_num_seqs=256")
+def test_axe_finds_nothing_wrong(page: Watched) -> None:
+    from axe_playwright_python.sync_playwright import Axe
 
-    assert "Preemptions over KV pool" in page.page.inner_text("[data-testid=stMain]")
-    # Streamlit's select box: the text field opens the list.
-    page.page.get_by_label("Preemption at").click()
-    page.page.get_by_role("option", name="swap").click()
-    page.page.wait_for_function("() => /sw_at_preemption_mode=swap/.test(location.search)", timeout=WAIT_MS)  # fmt: skip
-    page.settle()
+    found = Axe().run(page.page).response["violations"]
 
-    assert "sw_figure=num_preemptions" in page.page.url
-    assert "sw_at_max_num_seqs=256" in page.page.url
+    assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found] == []
 
 
 def test_a_dropped_table_is_shown_and_its_recordings_open_on_compare_by_path(
-    page: Watched, address: str, tmp_path: Path
+    page: Watched, tmp_path: Path
 ) -> None:
     spec = small_sweep(tmp_path, "num_gpu_blocks=5,9", "preemption=recompute,swap")
     run_inline(spec, tmp_path / "out", keep=True)
-    show(page, address)
 
     page.page.get_by_text("Open the table of a sweep").click()
     page.page.locator("[data-testid=stMain] input[type=file]").set_input_files(
@@ -98,14 +86,21 @@ def test_a_dropped_table_is_shown_and_its_recordings_open_on_compare_by_path(
     assert "against" in page.page.inner_text(".st-key-header")
 
 
-def test_axe_finds_nothing_wrong(page: Watched, address: str) -> None:
-    from axe_playwright_python.sync_playwright import Axe
+def test_a_link_opens_the_same_choice_and_a_choice_goes_into_it(
+    shared_page: Watched, address: str
+) -> None:
+    page = shared_page
+    page.elsewhere(f"{address}?sw_figure=num_preemptions&sw_at_max_num_seqs=256", show)
 
-    show(page, address)
+    assert "Preemptions over KV pool" in page.page.inner_text("[data-testid=stMain]")
+    # Streamlit's select box: the text field opens the list.
+    page.page.get_by_label("Preemption at").click()
+    page.page.get_by_role("option", name="swap").click()
+    page.page.wait_for_function("() => /sw_at_preemption_mode=swap/.test(location.search)", timeout=WAIT_MS)  # fmt: skip
+    page.settle()
 
-    found = Axe().run(page.page).response["violations"]
-
-    assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found] == []
+    assert "sw_figure=num_preemptions" in page.page.url
+    assert "sw_at_max_num_seqs=256" in page.page.url
 
 
 @pytest.mark.parametrize(
