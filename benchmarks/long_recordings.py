@@ -8,12 +8,13 @@ Each line is a process of its own:
 - first opening: every row of both runs checked, tables kept; then all rows of the timeline drawn;
 - opened again: the same of what was kept; and a zoom to a tenth and to a thousandth, on places that were
   not looked at before;
-- worked out: preemptions, figures and the comparison, which the page leaves to a job, and once more from
-  what was kept.
+- worked out: preemptions, figures and the comparison, which the page leaves to a job (for very long runs
+  in a process of its own), and once more from what was kept.
 
-Wall and CPU seconds; bytes of the figure; memory of the process above what it has when all is imported:
-anonymous memory at most (sampled every 20 ms) and at the end, and pages of mapped files at the end, which
-the system takes back when it needs them.
+Wall and CPU seconds, those of a process that was started included; bytes of the figure; memory of the
+process above what it has when all is imported: anonymous memory at most (sampled every 50 ms) and at the
+end, and pages of mapped files at the end, which the system takes back when it needs them; and the most
+anonymous memory of the process that was started.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -39,8 +41,9 @@ from analyzer import figures  # noqa: E402
 from analyzer.aligned import Aligned  # noqa: E402
 from analyzer.look import LIGHT, Side  # noqa: E402
 from analyzer.run import Run  # noqa: E402
-from analyzer.run_figures import comparison_of, figures_of, preemptions_of  # noqa: E402
 from analyzer.timeline_rows import ROWS, timeline_rows  # noqa: E402
+from analyzer.work_out import is_for_apart, work_out_apart  # noqa: E402
+from analyzer.work_out import work_out as work_out_here  # noqa: E402
 from benchmarks.big_recording import make_big  # noqa: E402
 from traces.mapped_tables import Keep  # noqa: E402
 from traces.recording import open_recording  # noqa: E402
@@ -51,11 +54,23 @@ SIDES: tuple[Side, ...] = ("A", "B")
 MODES = ("recompute", "swap")
 
 
-def memory() -> tuple[int, int]:
-    """Anonymous bytes of this process, and bytes of files that are mapped into it."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()[1:]
+def memory(process: str = "self") -> tuple[int, int]:
+    """Anonymous bytes of a process, and bytes of files that are mapped into it."""
+    lines = Path(f"/proc/{process}/smaps_rollup").read_text().splitlines()[1:]
     kib = {line.split(":")[0]: int(line.split()[1]) for line in lines}
     return kib["Anonymous"] * 1024, (kib["Rss"] - kib["Anonymous"]) * 1024
+
+
+def children() -> list[str]:
+    """Processes that this one has started."""
+    lists = Path("/proc/self/task").glob("*/children")
+    return [process for path in lists for process in path.read_text().split()]
+
+
+def _cpu_s() -> float:
+    """CPU seconds of this process and of those that it started and that have ended."""
+    took = os.times()
+    return took.user + took.system + took.children_user + took.children_system
 
 
 class Watched:
@@ -64,19 +79,23 @@ class Watched:
     def __init__(self) -> None:
         self.idle, self.idle_mapped = memory()
         self.most = self.idle
+        self.most_apart = 0
         self.found: dict[str, Any] = {}
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._look, daemon=True)
         self._thread.start()
 
     def _look(self) -> None:
-        while not self._stop.wait(0.02):
+        while not self._stop.wait(0.05):
             self.most = max(self.most, memory()[0])
+            for process in children():
+                with suppress(OSError, IndexError, KeyError):  # it has ended
+                    self.most_apart = max(self.most_apart, memory(process)[0])
 
     def take(self, name: str, work: Callable[[], Any]) -> Any:
-        wall, cpu = time.perf_counter(), time.process_time()
+        wall, cpu = time.perf_counter(), _cpu_s()
         result = work()
-        self.found[name] = (time.perf_counter() - wall, time.process_time() - cpu)
+        self.found[name] = (time.perf_counter() - wall, _cpu_s() - cpu)
         return result
 
     def finish(self) -> dict[str, Any]:
@@ -84,6 +103,7 @@ class Watched:
         self._thread.join()
         anonymous, mapped = memory()
         self.found["most"] = max(self.most, anonymous) - self.idle
+        self.found["apart"] = self.most_apart
         self.found["end"] = anonymous - self.idle
         self.found["mapped"] = mapped - self.idle_mapped
         return self.found
@@ -119,15 +139,9 @@ def work_out(folders: list[Path], kept: Path) -> dict[str, Any]:
     """Everything that the page's job works out."""
     watched = Watched()
     runs = opened(folders, kept)
-
-    def everything() -> None:
-        for run in runs.values():
-            preemptions_of(run)
-            figures_of(run)
-        comparison_of(*runs.values())
-
-    watched.take("made", everything)
-    watched.take("kept", everything)
+    work = work_out_apart if is_for_apart(runs) else work_out_here
+    watched.take("made", lambda: work(runs, lambda *_: None, lambda: False))
+    watched.take("kept", lambda: work_out_here(runs, lambda *_: None, lambda: False))
     return {**watched.finish(), "steps": runs["A"].steps.height}
 
 
@@ -195,6 +209,7 @@ def measure(
                 seconds(found, "made"),
                 seconds(found, "kept"),
                 f"{mib(found['most'])} / {mib(found['end'])}",
+                mib(found["apart"]),
                 mib(disk),
             ]
             worked.append(f"| {' | '.join(cells)} |")
@@ -221,7 +236,7 @@ def main() -> None:
         drawn, worked = measure(args.folder or Path(made), tuple(args.copies), args.draw_only)
     heads = (
         ["steps a run", "Parquet, both (MiB)", "", "open (s)", "first figure (s)", "zoom to 1/10 (s)", "zoom to 1/1,000 (s)", "figure, all / 1/10 (kB)", "anonymous, most / end (MiB)", "mapped files (MiB)"],
-        ["steps a run", "worked out (s)", "again, as kept (s)", "anonymous, most / end (MiB)", "kept on disk (MiB)"],
+        ["steps a run", "worked out (s)", "again, as kept (s)", "anonymous, most / end (MiB)", "of a process of its own, most (MiB)", "kept on disk (MiB)"],
     )  # fmt: skip
     tables = [
         "\n".join([f"| {' | '.join(head)} |", "|" + "---|" * len(head), *lines])
