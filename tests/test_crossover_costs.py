@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import polars as pl
@@ -244,6 +244,16 @@ def test_another_engines_model_is_known_by_name_at_most(
     found = own_of({"model": model, "device": {"name": "h100-sxm"}}).model
 
     assert (found and found.name) == expected
+
+
+def test_a_device_recorded_before_tiles_were_counted_is_still_its_own() -> None:
+    said = asdict(replace(load_device("h100-sxm"), name="mine", peak_flops=1e15))
+    del said["linear_tile_tokens"], said["mixed_decode_rows"]
+
+    device = own_of({"device": said}).device
+
+    assert device is not None
+    assert (device.name, device.peak_flops, device.mixed_decode_rows) == ("mine", 1e15, 1.0)
 
 
 def test_a_link_of_the_users_is_the_devices() -> None:

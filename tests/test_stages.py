@@ -12,6 +12,7 @@ from engine.cost_model import (
     pool_blocks,
     recompute_time_s,
     step_time_s,
+    tiled_tokens,
 )
 from engine.devices import load_device
 from engine.models import load_model
@@ -166,6 +167,12 @@ def test_a_batch_touches_the_experts_of_its_own_tokens() -> None:
     p = params("qwen3-30b-a3b")
 
     assert 1 - p.expert_skip_frac**32 == pytest.approx(0.6439, abs=1e-4)
+
+
+def test_each_batch_fills_tiles_of_its_own() -> None:
+    # 800 tokens in 2 batches of 400: 2 x 512 rows of tiles of 128; on one stage 896.
+    assert tiled_tokens(params(pp=1), 800) == 896
+    assert tiled_tokens(params(pp=2), 800) == 1024
 
 
 def test_the_largest_stage_sets_the_pace() -> None:
