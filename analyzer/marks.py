@@ -138,6 +138,7 @@ def _bars(mark: Bars, y_axis: str, theme: Theme) -> dict[str, Any]:
         "size": 4,
         "solidity": 0.45,
         "fgcolor": theme.ground,
+        "bgcolor": theme.side(mark.side),  # left out, narrow bars are drawn in fgcolor alone
     }
     nth, parts = mark.place
     part = mark.width / parts

@@ -95,6 +95,7 @@ def test_bars_of_b_are_hatched_and_stand_beside_those_of_a() -> None:
     a, b = traces_named(fig, "a")[0], traces_named(fig, "b")[0]
     assert a.marker.pattern.shape is None
     assert b.marker.pattern.shape == "/"
+    assert b.marker.pattern.bgcolor == b.marker.color == "#E69F00"
     assert list(a.x) == [0.25, 1.25, 2.25]
     assert list(b.x) == [0.75, 1.75, 2.75]
 
