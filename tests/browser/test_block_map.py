@@ -114,6 +114,17 @@ def test_every_block_is_on_the_map_of_both_runs(page: Watched) -> None:
     assert map_box(page)["y"] < 420, "the map starts on the first screen"
 
 
+def test_axe_finds_nothing(page: Watched) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page.page)
+
+    broken = [
+        (v["id"], [n["target"] for n in v["nodes"]]) for v in found.response["violations"]
+    ]
+    assert broken == []
+
+
 def test_hover_tells_owner_and_age(page: Watched) -> None:
     box = map_box(page)
 
@@ -202,11 +213,11 @@ def test_steps_go_one_by_one_and_stand_in_the_link(page: Watched) -> None:
     assert f"step={first + 2}" in wait_for_link(page, f"step={first + 2}")
 
 
-def test_a_step_of_the_link_is_shown(page: Watched, address: str) -> None:
-    open_map(page, f"{address}/{MEASURED}&step=700")
+def test_a_step_of_the_link_is_shown(shared_page: Watched, address: str) -> None:
+    shared_page.elsewhere(f"{address}/{MEASURED}&step=700", open_map)
 
-    wait_for_step(page, 700)
-    assert "of 64 blocks in use" in page.page.inner_text(".player figcaption >> nth=0")
+    wait_for_step(shared_page, 700)
+    assert "of 64 blocks in use" in shared_page.page.inner_text(".player figcaption >> nth=0")
 
 
 def test_next_preemption_goes_to_the_step_that_evicts(page: Watched) -> None:
@@ -262,17 +273,6 @@ def test_dark_and_narrow_show_the_same_map(address: str, chromium: Any) -> None:
                 wide = found.page.evaluate("() => document.documentElement.scrollWidth")
                 assert wide <= width, "nothing is wider than the window"
             assert found.errors == []
-
-
-def test_axe_finds_nothing(page: Watched) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page.page)
-
-    broken = [
-        (v["id"], [n["target"] for n in v["nodes"]]) for v in found.response["violations"]
-    ]
-    assert broken == []
 
 
 def test_a_pair_without_ownership_is_replayed_at_a_press(

@@ -87,6 +87,24 @@ def test_the_first_picture_is_the_sample_with_verdict_and_six_cards(page: Watche
     assert box["y"] < 500, "the chart starts on the first screen"
 
 
+def test_axe_finds_nothing_wrong(page: Watched) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page.page).response["violations"]
+
+    ours = [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found]
+    assert ours == []
+
+
+def test_no_chosen_setting_is_cut_off(page: Watched) -> None:
+    cut = page.page.evaluate(
+        """() => [...document.querySelectorAll('[data-testid=stSidebar] input[role=combobox]')]
+             .filter(i => i.scrollWidth > i.clientWidth).map(i => i.value)"""
+    )
+
+    assert cut == []
+
+
 def test_a_drag_shows_more_detail_and_can_be_linked_to(
     page: Watched, address: str, chromium: Any
 ) -> None:
@@ -253,24 +271,6 @@ def test_an_uploaded_trace_is_replayed_both_ways(page: Watched, tmp_path: Path) 
     page.settle()
     page.picture("compare-1280-pressed")
     assert "No preemption in either run" not in page.page.inner_text(".st-key-verdict")
-
-
-def test_axe_finds_nothing_wrong(page: Watched) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page.page).response["violations"]
-
-    ours = [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found]
-    assert ours == []
-
-
-def test_no_chosen_setting_is_cut_off(page: Watched) -> None:
-    cut = page.page.evaluate(
-        """() => [...document.querySelectorAll('[data-testid=stSidebar] input[role=combobox]')]
-             .filter(i => i.scrollWidth > i.clientWidth).map(i => i.value)"""
-    )
-
-    assert cut == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

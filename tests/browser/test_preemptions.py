@@ -79,6 +79,14 @@ def test_the_first_preemption_is_told_with_its_list_lanes_and_totals(page: Watch
     page.picture("preemptions-1280", full_page=True)
 
 
+def test_axe_finds_nothing_wrong(page: Watched) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page.page).response["violations"]
+
+    assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found] == []
+
+
 def test_arrow_keys_step_through_and_the_link_shows_the_same(
     page: Watched, address: str, chromium: Any
 ) -> None:
@@ -183,14 +191,6 @@ def test_a_top_victim_is_looked_up_in_the_list(page: Watched) -> None:
     page.settle()
     assert page.page.get_by_label("Find a request").input_value() == query(page)["who"][0]
     assert "of 343" not in page.page.inner_text(".st-key-step_through")
-
-
-def test_axe_finds_nothing_wrong(page: Watched) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page.page).response["violations"]
-
-    assert [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found] == []
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

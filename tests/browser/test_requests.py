@@ -156,8 +156,9 @@ def test_one_cursor_runs_through_all_rows_and_a_click_chooses_the_request(
     assert chosen.locator(".js-plotly-plot").count() == 1
 
 
-def test_a_link_shows_the_request_and_zooms_to_it(page: Watched, address: str) -> None:
-    open_page(page, f"{address}?request=376")
+def test_a_link_shows_the_request_and_zooms_to_it(shared_page: Watched, address: str) -> None:
+    page = shared_page
+    page.elsewhere(f"{address}?request=376", open_page)
 
     page.page.get_by_role("button", name="Zoom to it").click()
     wait_for_link(page, "[?&]t=")
@@ -221,13 +222,12 @@ def test_bounds_are_in_the_link_and_in_the_figure(page: Watched) -> None:
     assert "Missed TTFT 5.00 s" in page.page.inner_text("[data-testid=stMain]")
 
 
-def test_axe_finds_nothing_wrong(page: Watched, address: str) -> None:
+def test_axe_finds_nothing_wrong(shared_page: Watched, address: str) -> None:
     from axe_playwright_python.sync_playwright import Axe
 
-    open_page(page, f"{address}?request=376")
-    page.settle()
+    shared_page.elsewhere(f"{address}?request=376", open_page)
 
-    found = Axe().run(page.page).response["violations"]
+    found = Axe().run(shared_page.page).response["violations"]
 
     ours = [(v["id"], [n["html"][:160] for n in v["nodes"]]) for v in found]
     assert ours == []

@@ -64,6 +64,25 @@ def test_a_link_opens_with_its_change_judged_against_the_base(page: Watched) -> 
     assert page.page.get_by_text("vllm serve MODEL --kv-cache-dtype fp8").is_visible()
 
 
+def test_axe_finds_nothing_wrong(page: Watched) -> None:
+    from axe_playwright_python.sync_playwright import Axe
+
+    found = Axe().run(page.page)
+
+    assert found.violations_count == 0, found.generate_report()
+
+
+@pytest.mark.parametrize("width", [1280, 1920, 390])
+def test_nothing_leaves_the_window(width: int, page: Watched) -> None:
+    page.resize(width, 1400)
+
+    assert page.page.evaluate(TOO_WIDE) == []
+    wide = page.page.evaluate("() => document.documentElement.scrollWidth")
+    assert wide <= width
+    page.picture(f"what-if-{width}")
+    page.resize(1280, 1400)
+
+
 def test_the_arrow_key_moves_a_slider_and_the_figures_follow(page: Watched) -> None:
     before = page.page.evaluate(CARDS)
 
@@ -109,22 +128,3 @@ def test_the_curve_has_its_marks_and_its_words(page: Watched) -> None:
     chart = page.page.locator(".st-key-curve_chart [aria-label*='Preemptions against KV pool']")
     assert chart.count() == 1
     assert query(page)["over"] == ["num_gpu_blocks"]
-
-
-@pytest.mark.parametrize("width", [1280, 1920, 390])
-def test_nothing_leaves_the_window(width: int, page: Watched) -> None:
-    page.resize(width, 1400)
-
-    assert page.page.evaluate(TOO_WIDE) == []
-    wide = page.page.evaluate("() => document.documentElement.scrollWidth")
-    assert wide <= width
-    page.picture(f"what-if-{width}")
-    page.resize(1280, 1400)
-
-
-def test_axe_finds_nothing_wrong(page: Watched) -> None:
-    from axe_playwright_python.sync_playwright import Axe
-
-    found = Axe().run(page.page)
-
-    assert found.violations_count == 0, found.generate_report()
