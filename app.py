@@ -23,6 +23,7 @@ from analyzer.pages import (
     what_if,
 )
 from analyzer.pages.parts import shell
+from analyzer.pages.parts.first_picture import FirstPicture
 from analyzer.web.upload_to_disk import UploadsToDisk
 
 # Title, icon and function of each page, in the order of the navigation.
@@ -67,4 +68,10 @@ def most_bytes() -> int:
 if __name__ == "__main__":
     show()
 else:
-    app = st.App(__file__, middleware=[Middleware(UploadsToDisk, most_bytes=most_bytes)])
+    app = st.App(
+        __file__,
+        middleware=[
+            Middleware(UploadsToDisk, most_bytes=most_bytes),
+            Middleware(FirstPicture),
+        ],
+    )

@@ -116,12 +116,17 @@ class XAxis:
 
 
 def timeline(
-    rows: Sequence[Row], axis: XAxis, names: Mapping[Side, str], theme: Theme
+    rows: Sequence[Row],
+    axis: XAxis,
+    names: Mapping[Side, str],
+    theme: Theme,
+    checked: bool = True,
 ) -> go.Figure:
     """Rows over each other on one x axis, with one cursor and one box of values through all.
 
     names: side -> run's name for the legend. One x axis and a y axis per row, since linked x axes
-    do not share a cursor.
+    do not share a cursor. checked: Plotly goes through all properties, now and at each change, which
+    takes 40 ms; a figure that is only shown can go without.
     """
     inner = sum(row.height_px for row in rows) + GAP_PX * (len(rows) - 1)
     drawing = _Drawing(_legend_traces(names, theme))
@@ -147,8 +152,7 @@ def timeline(
         "annotations": drawing.annotations,
         "template": _template(theme.template),
     }
-    # Plotly's checks take 40 ms of each zoom; that they find nothing is tested.
-    return go.Figure({"data": drawing.traces, "layout": layout}, _validate=False)
+    return go.Figure({"data": drawing.traces, "layout": layout}, _validate=checked)
 
 
 def shares_below(

@@ -174,9 +174,9 @@ def test_plotly_finds_no_fault_in_a_timeline() -> None:
         Row("preemptions", "Preemptions", "per 1 s", [], empty="no preemption here"),
     ]
 
-    unchecked = timeline(rows, axis, {**NAMES, "C": "offload"}, DARK)
+    names: dict[Side, str] = {**NAMES, "C": "offload"}
+    checked, unchecked = (timeline(rows, axis, names, DARK, checked=c) for c in (True, False))
 
-    checked = go.Figure(unchecked.to_dict())
     assert json.loads(checked.to_json()) == json.loads(unchecked.to_json())
 
 

@@ -129,3 +129,37 @@ def test_a_request_id_full_of_markup_runs_nothing_on_any_page(
             assert page.page.locator("[data-testid=stAlertContentError]").count() == 0, path
         assert dialogs == []
         assert page.outside == []
+
+
+def test_what_lies_below_the_first_chart_comes_when_that_is_drawn(
+    chromium: Any, server: str
+) -> None:
+    with watched_page(chromium, 1280, 800) as before:  # its figures are known from now on
+        before.open(server)
+        before.page.wait_for_selector("text=All figures", timeout=WAIT_MS)
+    with watched_page(chromium, 1280, 800) as page:
+        told: list[str] = []
+        page.page.on(
+            "request",
+            lambda r: told.append(r.method) if "_kv_replay/drawn/" in r.url else None,
+        )
+
+        page.open(server)
+        page.page.wait_for_selector("text=All figures", timeout=WAIT_MS)
+        page.settle()
+        page.page.keyboard.press("w")  # a later run waits for nothing
+        page.settle()
+
+        assert told == ["POST"]
+
+
+def test_what_lies_below_the_first_chart_comes_where_the_word_is_lost(
+    chromium: Any, server: str
+) -> None:
+    with watched_page(chromium, 1280, 800) as page:
+        page.page.route("**/_kv_replay/drawn/*", lambda route: route.abort())
+
+        page.open(server)
+        page.page.wait_for_selector("text=All figures", timeout=WAIT_MS)
+
+        assert "B swap" in page.page.inner_text("h1")

@@ -42,12 +42,16 @@ def shown_time(axis: Axis) -> Range:
 
 
 def follow_zoom(
-    chart: str, axis: Axis, heights: Sequence[str] = (), on_height: Any = None
+    chart: str,
+    axis: Axis,
+    heights: Sequence[str] = (),
+    on_height: Any = None,
+    tell_drawn: str = "",
 ) -> None:
     """Let that chart's zoom by mouse and keys ask for its range. Draw it after the chart.
 
     heights, on_height: y axes whose zoom is told too, and what is called with its two ends, None and
-    None for all.
+    None for all. tell_drawn: as `first_picture.token` gives it.
     """
     zoom_listener(
         chart,
@@ -56,6 +60,7 @@ def follow_zoom(
         key="zoom",
         on_change=partial(_zoomed, axis, on_height),
         heights=heights,
+        tell_drawn=tell_drawn,
     )
 
 

@@ -15,6 +15,7 @@ import streamlit as st
 from analyzer import figures
 from analyzer.aligned import ALIGNMENTS, Aligned, Alignment, data_table, range_sums
 from analyzer.look import DARK, LIGHT, Side, Theme, seconds, three_digits
+from analyzer.pages.parts import first_picture
 from analyzer.pages.parts.events import events_section
 from analyzer.pages.parts.messages import guarded
 from analyzer.pages.parts.shown_range import (
@@ -139,13 +140,15 @@ def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: st
     rows = timeline_rows(pair, shown, which)
     axis = pair.axis(shown)
     st.plotly_chart(
-        figures.timeline(rows, axis, pair.names, theme()),
+        figures.timeline(rows, axis, pair.names, theme(), checked=False),
         theme=None,
         key="timeline",
         config=figures.CONFIG,
         alt=figures.alt_text(rows, axis, pair.names),
     )
-    follow_zoom("timeline", _axis(pair, view))
+    drawn = first_picture.token()
+    follow_zoom("timeline", _axis(pair, view), tell_drawn=drawn)
+    first_picture.wait_for(drawn)
 
 
 def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:

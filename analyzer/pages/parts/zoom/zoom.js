@@ -1,5 +1,6 @@
 // Tells Python which part of the x axis a native Plotly chart shows, and moves it by keys.
-// data = {target: key of the chart, full: [lo, hi], view: what it shows, heights: y axes to tell of too};
+// data = {target: key of the chart, full: [lo, hi], view: what it shows, heights: y axes to tell of too,
+// drawn: where to say that the chart is drawn, "" for nowhere};
 // state "range" = {view, range: [lo, hi] or [null, null] for all, height: the same of a y axis, null where it was
 // not touched, turn: a new number each time}. Both in one report: two would start two reruns that race.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
@@ -67,6 +68,7 @@ export default function (component) {
   state.target = data.target;
   state.full = data.full;
   state.heights = data.heights;
+  state.drawn = data.drawn;
   if (state.view !== data.view) clearTimeout(state.timer); // what was about to be told is of the last view
   state.view = data.view;
   unframe(state);
@@ -135,9 +137,19 @@ export default function (component) {
     found.on("plotly_relayout", state.onRelayout);
     found.on("plotly_doubleclick", state.onDoubleClick);
   };
-  attach();
+  // Told when it has been shown and the browser rests: what comes then keeps it busy for a while.
+  const tellDrawn = () => {
+    if (!state.drawn || !state.chart || !state.chart.querySelector(".xaxislayer-above text")) return;
+    const path = "./" + state.drawn;
+    state.drawn = "";
+    const tell = () => fetch(path, { method: "POST" }).catch(() => {}); // without an answer the server waits no longer
+    const rest = window.requestIdleCallback || ((done) => setTimeout(done, 100));
+    requestAnimationFrame(() => setTimeout(() => rest(tell, { timeout: 400 }), 60));
+  };
+  const look = () => { attach(); tellDrawn(); };
+  look();
   if (!state.interval) {
-    state.interval = setInterval(attach, 250);
+    state.interval = setInterval(look, 100);
     document.addEventListener("keydown", state.onKey);
   }
   const mine = ++state.generation;
