@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -258,3 +259,16 @@ def test_the_first_row_of_a_piece_is_a_copy() -> None:
     assert first.height == 1
     assert first["used_blocks"].to_list() == [0]
     assert first.estimated_size() < 1_000
+
+
+def test_unknown_ids_are_found_among_any_number_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("traces.recording_laws._IDS_AT_ONCE", 7)
+    law = EventLaws(seen=[pl.Series([f"r{i}" for i in range(j, j + 30)]) for j in (0, 20, 50)])
+    known = pl.Series([f"r{i}" for i in range(80) if i not in (3, 25, 61)])
+
+    assert law.count_unknown(known) == 3
+    with pytest.raises(RecordingError, match=r"name 3 requests .* such as 'r25', 'r3', 'r61'"):
+        law.check_known(known, Place("p", "r", "events"))
+    assert law.count_unknown(pl.Series([f"r{i}" for i in range(80)])) == 0

@@ -28,6 +28,7 @@ MOST: dict[str, int] = dict.fromkeys(  # of one request or one step; more is a d
     10**9,
 )
 MOST_SEGMENT = 2**31  # tokens of one prefix segment
+_IDS_AT_ONCE = 250_000  # are looked up, which takes some 60 bytes for each
 _REWRITE = "Record the run again, or mend the tool that wrote this file."
 
 
@@ -285,7 +286,13 @@ class EventLaws:
         if not self.seen:
             return pl.Series("request_id", [], dtype=pl.String)
         named = pl.concat(self.seen)
-        return named.filter(~named.is_in(request_ids.implode())).unique()
+        parts = 1 + len(named) // _IDS_AT_ONCE  # equal ids have equal hashes
+        of_named, of_ids = (ids.hash() % parts for ids in (named, request_ids))
+        unknown = []
+        for part in range(parts):
+            some, ids = named.filter(of_named == part), request_ids.filter(of_ids == part)
+            unknown.append(some.filter(~some.is_in(ids.implode())).unique())
+        return pl.concat(unknown)
 
 
 @dataclass
@@ -322,10 +329,18 @@ class RequestLaws:
         """All request ids. Raises where one occurs twice."""
         ids = pl.concat(self.ids) if self.ids else pl.Series("request_id", [], dtype=pl.String)
         ids = ids.cast(pl.String)
-        row = first_true(~ids.is_first_distinct())
-        if row is not None:
+        if not _all_distinct(ids):
+            row = first_true(~ids.is_first_distinct())
+            assert row is not None
             raise place.error("request_id", None, f"the id {ids[row]!r} occurs more than once")
         return ids
+
+
+def _all_distinct(ids: pl.Series) -> bool:
+    parts = 1 + len(ids) // _IDS_AT_ONCE
+    of_ids = ids.hash() % parts
+    some = (ids.filter(of_ids == part) for part in range(parts))
+    return all(of_part.n_unique() == len(of_part) for of_part in some)
 
 
 _TIMES = ("arrival_s", "first_scheduled_s", "first_token_s", "finish_s")

@@ -218,7 +218,7 @@ class Reading(PartReading):
 
     def _read_part(self, part: Path, spec: Table, law: Law | None) -> int:
         """Join the pieces of a part to what was read before; returns its rows."""
-        begun = self._begun[part]
+        begun = self._begun.pop(part)  # what it holds of rows is not needed again
         if isinstance(begun, Exception):
             raise begun
         if begun.note and begun.note not in self.notes:
