@@ -1,7 +1,6 @@
 # make run    start the app            make test   everything that CI runs (sets itself up)
 # make check  format, lint, types, tests            make bench  benchmarks    make shots  pictures
 # make parity compare with vLLM 0.26.0's own scheduler, live (installs it, 2.2 GB)
-# make ci-tests  every test in one run: those of make test and those of make parity
 VENV ?= .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
@@ -11,7 +10,7 @@ JOBS ?= 2
 PIP := -m pip install --quiet --disable-pip-version-check --no-compile
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: run check test lint types format bench shots clean setup warm-up parity parity-setup bench-vllm ci-tests
+.PHONY: run check test lint types format bench shots clean setup warm-up parity parity-setup bench-vllm
 
 setup: $(STAMP)
 
@@ -39,8 +38,14 @@ warm-up: setup
 	$(PY) -m engine warm-up
 
 # Browser tests come first by name, and are left there: they take longest, and would else be the tail.
+# WITH_PARITY=1 adds those of make parity: in one run the tests are collected once, and no process waits
+# for another's last test in between.
+ifdef WITH_PARITY
+test: parity-setup
+test: export KV_REPLAY_REQUIRE_PARITY := 1
+endif
 test: warm-up
-	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not parity"
+	$(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(if $(WITH_PARITY),,-m "not parity")
 
 # vLLM's scheduler in an environment of its own, unless KV_REPLAY_VLLM_PYTHON names an interpreter that
 # has it. vLLM goes in without its needs, which would bring several GB of CUDA packages. torch comes in
@@ -62,10 +67,6 @@ parity-setup: $(VLLM_STAMP)
 
 parity: warm-up parity-setup
 	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist worksteal -m parity
-
-# In one run the tests are collected once, and no process waits for the other's last test in between.
-ci-tests: warm-up parity-setup
-	KV_REPLAY_REQUIRE_PARITY=1 $(PY) -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 check: lint types test
 
