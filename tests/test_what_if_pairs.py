@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import re
+from decimal import ROUND_HALF_UP, Decimal
 from pathlib import Path
+
+import pytest
 
 from analyzer.outcome import Outcome, outcome_of
 from analyzer.what_if_pairs import pairs_of
-from analyzer.what_if_trust import MEASURED_ERRORS, NUM_MEASURED_RUNS, WHERE, say_errors
+from analyzer.what_if_trust import (
+    MEASURED_ERRORS,
+    NUM_MEASURED_RUNS,
+    UNTUNED_ERRORS,
+    WHERE,
+    say_errors,
+)
 from engine.simulator import simulate
 from tests.engine_builders import make_request, make_settings, make_trace
 
@@ -47,6 +56,23 @@ def test_the_errors_that_are_said_are_those_of_the_benchmark() -> None:
             int(re.search(rf"{name} ([+−]\d+) %", r).group(1).replace("−", "-")) for r in rows
         ]  # type: ignore[union-attr]
         assert [least, greatest] == [min(seen), max(seen)], name
+
+
+@pytest.mark.parametrize(
+    ("name", "figure"),
+    [
+        ("throughput", "output tokens/s"),
+        ("TPOT p50", "TPOT, ms, p50"),
+        ("TTFT p50", "TTFT, s, p50"),
+    ],
+)
+def test_the_errors_without_those_runs_are_those_of_the_table(name: str, figure: str) -> None:
+    row = rf"^\| [^|]+ \| {re.escape(figure)} \| [^|]+ \| [^|(]+\(([+-][\d.]+) %\)"
+    seen = [Decimal(v) for v in re.findall(row, (ROOT / WHERE).read_text("utf-8"), re.M)]
+
+    assert len(seen) == NUM_MEASURED_RUNS
+    ends = [int(v.quantize(Decimal(1), ROUND_HALF_UP)) for v in (min(seen), max(seen))]
+    assert list(UNTUNED_ERRORS[name]) == ends
 
 
 def test_the_errors_have_their_signs() -> None:
