@@ -1,11 +1,14 @@
-"""What every test shares: installed packages are searched for Streamlit components once a run."""
+"""What every test shares: components of Streamlit are searched for once a run, and `__main__` stays ours."""
 
 from __future__ import annotations
 
 import functools
 import sys
+from collections.abc import Iterator
 
 import pytest
+
+MAIN = sys.modules["__main__"]
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -20,3 +23,11 @@ def installed_components_are_found_once() -> None:
         manifest_scanner.scan_component_manifests = functools.cache(
             manifest_scanner.scan_component_manifests
         )
+
+
+@pytest.fixture(autouse=True)
+def main_module_is_ours() -> Iterator[None]:
+    """An AppTest leaves its script as `__main__`, which a process that is spawned later would run."""
+    sys.modules["__main__"] = MAIN
+    yield
+    sys.modules["__main__"] = MAIN

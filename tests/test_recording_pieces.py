@@ -22,6 +22,7 @@ from traces.recording import open_recording
 from traces.recording_files import metadata_bytes, write_closed
 from traces.recording_laws import EventLaws, Place, RequestLaws, StepLaws, check_values
 from traces.recording_pieces import cut, to_polars
+from traces.recording_reading import Reading
 from traces.recording_screen import frame_holds, numbers_of, steps_hold, typed
 from traces.schema import EVENTS, METADATA_KEY, REQUESTS, STEPS, Table
 from traces.workers import Threads
@@ -272,3 +273,24 @@ def test_unknown_ids_are_found_among_any_number_of_them(
     with pytest.raises(RecordingError, match=r"name 3 requests .* such as 'r25', 'r3', 'r61'"):
         law.check_known(known, Place("p", "r", "events"))
     assert law.count_unknown(pl.Series([f"r{i}" for i in range(80)])) == 0
+
+
+def test_a_part_that_a_recorder_writes_while_we_read_is_left_for_the_next_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write(tmp_path / "run", make_steps([1, 2, 3]))
+    (root / "closed.json").unlink()  # the recorder is at work still
+    (first,) = (root / "steps").iterdir()
+    begin = Reading.begin
+
+    def begin_and_write(self: Reading, spec: Table) -> None:
+        begin(self, spec)
+        if spec is STEPS:
+            (root / "steps" / "part-00001.parquet").write_bytes(first.read_bytes())
+
+    monkeypatch.setattr(Reading, "begin", begin_and_write)
+
+    found = open_recording(root)
+
+    assert found.rows["steps"] == pq.read_metadata(first).num_rows
+    assert len(list((root / "steps").iterdir())) == 2

@@ -80,7 +80,7 @@ class PartReading:
 
     def read_parts(self, spec: Table, read_part: Callable[[Path], int]) -> None:
         """Check all parts of one table; sets rows and parts of it. read_part: gives a part's rows."""
-        found, notes = list_parts(self.root, spec, self.label)
+        found, notes = self._list(spec)
         self.notes += notes
         kept: list[Path] = []
         total = 0
@@ -98,6 +98,10 @@ class PartReading:
         if kept or (self.closed is not None and spec.name in self.closed.rows):
             self.rows[spec.name], self.parts[spec.name] = total, tuple(kept)
         self._check_count(spec, total)
+
+    def _list(self, spec: Table) -> tuple[list[Path], list[str]]:
+        """The parts of a table, and notes on what is no part."""
+        return list_parts(self.root, spec, self.label)
 
     def _damaged(self, part: Path, spec: Table, error: BaseException) -> RecordingError:
         reason = (
@@ -156,6 +160,7 @@ class Reading(PartReading):
     num_checked: int = 0
     num_pieces: dict[str, int] = field(default_factory=dict)
     _begun: dict[Path, _Begun | Exception] = field(default_factory=dict)
+    _listed: dict[str, tuple[list[Path], list[str]]] = field(default_factory=dict)
     _notes_of: dict[str, list[str]] = field(default_factory=dict)
     _last_meta_of: dict[str, Meta] = field(default_factory=dict)
     _counting: threading.Lock = field(default_factory=threading.Lock)
@@ -164,7 +169,8 @@ class Reading(PartReading):
         """Look at the heads of all parts, and start to check their rows."""
         checker = Checker(spec, self.label, self.laws[spec.name], self.writer, self._count)
         at = number = 0
-        for part in list_parts(self.root, spec, self.label)[0]:
+        self._listed[spec.name] = list_parts(self.root, spec, self.label)
+        for part in self._listed[spec.name][0]:
             try:
                 note, found = self._head(part, spec, at, number)
             except (*DAMAGE, RecordingError) as error:  # told when it is its turn
@@ -174,6 +180,10 @@ class Reading(PartReading):
             self._begun[part] = _Begun(note, tuple(zip(found, started, strict=True)))
             at += sum(piece.num_rows for piece in found)
             number += len(found)
+
+    def _list(self, spec: Table) -> tuple[list[Path], list[str]]:
+        """Those that were begun: a recorder at work may have written another one meanwhile."""
+        return self._listed[spec.name]
 
     def read(self, spec: Table) -> Law | None:
         """Wait until all parts are checked; sets rows and parts of the table. Returns its law with all

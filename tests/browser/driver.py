@@ -213,6 +213,7 @@ def watched_page(
         color_scheme=scheme,
         reduced_motion="reduce",
     )
+    context.set_default_navigation_timeout(WAIT_MS)
     watched = Watched(context.new_page())
     watched.page.on(
         "console",
