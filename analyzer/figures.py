@@ -333,50 +333,47 @@ def _draw_row(
 
 
 def _readings_traces(rows: Sequence[Row], axis: XAxis) -> list[dict[str, Any]]:
-    """What gives the cursor's box its line of text a row: an unseen line on the first row.
-
-    A trace takes 3 ms to draw, so all rows share one; where a value is not known, as after the end of a
-    run, another takes its place, which does not name it.
-    """
+    """What gives the cursor's box its line of text a row: an unseen line on the first row, one for all
+    since a trace takes 3 ms to draw. What is not known at a place, as after the end of a run, is not named
+    there."""
     told = [row.readings for row in rows if row.readings is not None]
     columns = [np.asarray(v, dtype=np.float64) for r in told for v in r.values.values()]
     if not columns or not len(axis.cursor):
         return []
     table = np.column_stack(columns)
+    table = table[some := np.isfinite(table).any(axis=1)]
+    if not len(table):
+        return []
     known, which = np.unique(np.isfinite(table), axis=0, return_inverse=True)
+    boxes = [_box(told, names) for names in known]
     top = rows[0].y_max or max((_greatest(m) for m in rows[0].marks), default=0.0)
-    found = []
-    for i, names in enumerate(known):
-        if not names.any():
-            continue
-        here = which.ravel() == i
-        found.append(
-            {
-                "type": "scatter",
-                "mode": "lines",
-                "x": axis.cursor[here],
-                "y": np.full(int(here.sum()), top / 2, np.float32),
-                "yaxis": "y",
-                "customdata": table[here][:, names],
-                "name": "",
-                "line": {"width": 0, "color": "rgba(0,0,0,0)"},
-                "hovertemplate": _box(told, names),
-                "showlegend": False,
-            }
-        )
-    return found
+    return [
+        {
+            "type": "scatter",
+            "mode": "lines",
+            "x": axis.cursor[some],
+            "y": np.full(len(table), top / 2, np.float32),
+            "yaxis": "y",
+            "customdata": table,
+            "name": "",
+            "line": {"width": 0, "color": "rgba(0,0,0,0)"},
+            "hovertemplate": boxes[0]
+            if len(boxes) == 1
+            else [boxes[i] for i in which.ravel().tolist()],
+            "showlegend": False,
+        }
+    ]
 
 
 def _box(told: Sequence[Readings], known: np.ndarray) -> str:
     """The text of the cursor's box: a line per row, of the values that are known there. known: [columns],
     of all rows one after the other."""
-    lines, column, nth = [], 0, 0
+    lines, column = [], 0
     for readings in told:
         said = []
         for label in readings.values:
             if known[column]:
-                said.append(f"{label} %{{customdata[{nth}]:{readings.format}}}")
-                nth += 1
+                said.append(f"{label} %{{customdata[{column}]:{readings.format}}}")
             column += 1
         unit = f" {readings.unit}" if readings.unit else ""
         if said:
