@@ -23,7 +23,7 @@ from analyzer.pages import (
     what_if,
 )
 from analyzer.pages.parts import shell
-from analyzer.pages.parts.first_picture import FirstPicture
+from analyzer.web.chart_drawn import ChartDrawn
 from analyzer.web.upload_to_disk import UploadsToDisk
 
 # Title, icon and function of each page, in the order of the navigation.
@@ -72,6 +72,6 @@ else:
         __file__,
         middleware=[
             Middleware(UploadsToDisk, most_bytes=most_bytes),
-            Middleware(FirstPicture),
+            Middleware(ChartDrawn),
         ],
     )

@@ -121,7 +121,7 @@ def _runs(arguments: argparse.Namespace) -> Iterator[dict[Side, Run]]:
     with ExitStack() as stack:
         folder = Path(stack.enter_context(_room()))
         yield {
-            side: Run(  # type: ignore[misc]
+            side: Run(  # type: ignore[misc]  # its keys are the three sides
                 f"given:{side}",
                 stack.enter_context(open_recording(path, keep=Keep(folder / side))),
             )

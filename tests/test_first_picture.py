@@ -10,7 +10,8 @@ import pytest
 import streamlit as st
 
 from analyzer.pages.parts import first_picture
-from analyzer.pages.parts.first_picture import FirstPicture, token, wait_for
+from analyzer.pages.parts.first_picture import token, wait_for
+from analyzer.web.chart_drawn import ChartDrawn, waiting
 
 
 @pytest.fixture
@@ -18,8 +19,8 @@ def session(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """A session of a page that such a server stands around."""
     kept: dict[str, Any] = {}
     monkeypatch.setattr(st, "session_state", kept)
-    monkeypatch.setattr(FirstPicture, "is_there", True)
-    monkeypatch.setattr(first_picture, "_waiting", {})
+    monkeypatch.setattr(ChartDrawn, "is_there", True)
+    waiting.clear()
     return kept
 
 
@@ -38,7 +39,7 @@ def answered(path: str, method: str = "POST") -> list[int]:
             statuses.append(message["status"])
 
     scope = {"type": "http", "method": method, "path": path, "headers": []}
-    asyncio.run(FirstPicture(teapot)(scope, receive, send))
+    asyncio.run(ChartDrawn(teapot)(scope, receive, send))
     return statuses
 
 
@@ -68,14 +69,14 @@ def test_only_the_first_chart_of_a_session_is_waited_for(
     wait_for(asked)  # nobody says that it is drawn
 
     assert token() == ""
-    assert first_picture._waiting == {}
+    assert waiting == {}
     wait_for("")
 
 
 def test_nothing_waits_where_no_server_would_hear_the_browser(
     session: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(FirstPicture, "is_there", False)
+    monkeypatch.setattr(ChartDrawn, "is_there", False)
 
     assert token() == ""
 
@@ -87,4 +88,4 @@ def test_other_requests_go_to_the_app(session: dict[str, Any]) -> None:
     assert answered(f"/_kv_replay/drawn/{asked}", "GET") == [418]
     assert answered("/_kv_replay/drawn/../../etc") == [418]
     assert answered(f"/_kv_replay/drawn/{'0' * 32}") == [204]  # of a session that has gone
-    assert not first_picture._waiting[asked].is_set()
+    assert not waiting[asked].is_set()

@@ -1,1 +1,1 @@
-"""What stands around Streamlit's server: ASGI middleware that knows no page and no widget."""
+"""What stands around Streamlit's server: ASGI middleware that draws nothing."""

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import streamlit as st
 
-from analyzer.pages.parts.first_picture import PATH
+from analyzer.web.chart_drawn import PATH
 
 _JS = (Path(__file__).parent / "zoom.js").read_text("utf-8")
 _mount = st.components.v2.component("kv_replay_zoom", js=_JS)
