@@ -154,7 +154,7 @@ def test_a_part_is_cut_at_row_groups_into_pieces_that_are_not_empty(tmp_path: Pa
     path = in_row_groups(tmp_path / "r", {"steps": make_steps([1] * 100)}, 16)
     part = path / "steps" / "part-00000.parquet"
 
-    found = list(cut(pq.read_metadata(part), part, ("step",), at=1_000, number=5))
+    found = list(cut(pq.read_metadata(part), part, part, ("step",), at=1_000, number=5))
 
     assert [p.row_groups for p in found] == [(0, 1, 2), (3, 4, 5), (6,)]
     assert [(p.row_offset, p.num_rows, p.at, p.number) for p in found] == [
@@ -294,3 +294,47 @@ def test_a_part_that_a_recorder_writes_while_we_read_is_left_for_the_next_time(
 
     assert found.rows["steps"] == pq.read_metadata(first).num_rows
     assert len(list((root / "steps").iterdir())) == 2
+
+
+def test_a_part_that_a_recorder_writes_again_while_we_read_is_read_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root = write(tmp_path / "run", make_steps([1, 2]))
+    (root / "closed.json").unlink()
+    longer = write(tmp_path / "longer", make_steps([1, 2, 3]))
+    begin = Reading.begin
+
+    def begin_and_write(self: Reading, spec: Table) -> None:
+        begin(self, spec)
+        if spec is STEPS:
+            part = Path("steps", "part-00000.parquet")
+            (longer / part).rename(root / part)
+
+    monkeypatch.setattr(Reading, "begin", begin_and_write)
+
+    found = open_recording(root)
+
+    assert found.rows["steps"] == found.steps.height == 2
+    assert not any("damaged" in note for note in found.notes)
+    monkeypatch.undo()
+    assert open_recording(root).steps.height == 3
+
+
+def test_a_part_that_a_recorder_removes_while_we_read_is_not_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given = {"steps": make_steps(range(6)), "meta": make_meta(writer={"removed_parts": 1})}
+    root = write(tmp_path / "run", **given, rows_per_part=2)
+    (root / "closed.json").unlink()
+    begin = Reading.begin
+
+    def remove_and_begin(self: Reading, spec: Table) -> None:
+        begin(self, spec)
+        if spec is STEPS:
+            (root / "steps" / "part-00000.parquet").unlink(missing_ok=True)
+
+    monkeypatch.setattr(Reading, "begin", remove_and_begin)
+
+    found = open_recording(root)
+
+    assert found.steps["used_blocks"].to_list() == [2, 3, 4, 5]

@@ -54,6 +54,8 @@ from traces.workers import Threads
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
+_LOOKS = 3  # at a folder from which parts are being removed
+
 
 @dataclass(frozen=True, eq=False)
 class Recording:
@@ -81,7 +83,8 @@ class Recording:
     def scan(self, name: str) -> pl.LazyFrame:
         """Lazy frame of one table, columns of the contract only, text of closed sets as Enum.
 
-        For `requests` of an unclosed recording it holds the written rows only. Raises KeyError.
+        For `requests` of an unclosed recording it holds the written rows only; rows that its recorder
+        has written since it was opened are left out. Raises KeyError.
         """
         spec = table(name)
         if self.mapped is not None and (kept := self.mapped.frame(name)) is not None:
@@ -89,7 +92,8 @@ class Recording:
         parts = [_scan_part(p, spec) for p in self.parts.get(name, ())]
         if not parts:
             return pl.LazyFrame(schema={c.name: polars_type(c) for c in spec.columns})
-        return pl.concat(parts)
+        found = pl.concat(parts)
+        return found if self.complete else found.head(self.rows[name])
 
     @cached_property
     def steps(self) -> pl.DataFrame:
@@ -245,6 +249,17 @@ def _not_a_zip(path: Path) -> str:
 
 
 def _open_folder(root: Path, label: str, keep: Keep | None = None) -> Recording:
+    for _ in range(_LOOKS - 1):
+        try:
+            return _look(root, label, keep)
+        except RecordingError as error:
+            if not isinstance(error.__cause__, FileNotFoundError):
+                raise  # else a recorder with a disk cap removed it after it was listed
+    return _look(root, label, keep)
+
+
+def _look(root: Path, label: str, keep: Keep | None) -> Recording:
+    """Check every row of what is there now. Raises RecordingError and FileError."""
     closed, open_note = read_closed(root)
     meta = first_meta(root, label)
     reading = Reading(root, label, closed, meta, [open_note] if open_note else [])

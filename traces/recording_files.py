@@ -274,6 +274,8 @@ def list_parts(root: Path, spec: Table, label: str) -> tuple[list[Path], list[st
     for path in sorted(folder.iterdir()) if folder.is_dir() else []:
         match = PART_NAME.fullmatch(path.name)
         if match:
+            if not os.path.lexists(path):
+                continue  # a recorder removed it since it was listed
             if not is_file(path):
                 raise RecordingError(
                     path.name,

@@ -39,10 +39,12 @@ class Law(Protocol):
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows of a part. columns: names of those to read; row_groups: of the part; row_offset: rows before
-    it in the part, at: in the table; number: counts the pieces of the table."""
+    """Rows of a part. source: the part's opened file, where another may take its name meanwhile; columns:
+    names of those to read; row_groups: of the part; row_offset: rows before it in the part, at: in the
+    table; number: counts the pieces of the table."""
 
     part: Path
+    source: Path | pa.NativeFile
     columns: tuple[str, ...]
     row_groups: tuple[int, ...]
     num_rows: int
@@ -61,7 +63,12 @@ class Checked:
 
 
 def cut(
-    metadata: pq.FileMetaData, part: Path, columns: tuple[str, ...], at: int, number: int
+    metadata: pq.FileMetaData,
+    part: Path,
+    source: Path | pa.NativeFile,
+    columns: tuple[str, ...],
+    at: int,
+    number: int,
 ) -> Iterator[Piece]:
     """The pieces of a part, none of them empty. at, number: of the first one."""
     offset = rows = 0
@@ -71,7 +78,7 @@ def cut(
         rows += metadata.row_group(group).num_rows
         is_last = group + 1 == metadata.num_row_groups
         if rows and (is_last or rows >= PIECE_ROWS):
-            yield Piece(part, columns, tuple(groups), rows, offset, at + offset, number)
+            yield Piece(part, source, columns, tuple(groups), rows, offset, at + offset, number)
             number += 1
             offset, rows, groups = offset + rows, 0, []
 
@@ -113,7 +120,7 @@ class Checker:
         done = 0
         with ExitStack() as stack:
             file = stack.enter_context(
-                pq.ParquetFile(piece.part, page_checksum_verification=True)
+                pq.ParquetFile(piece.source, page_checksum_verification=True)
             )
             rows = None
             if self.writer is not None and self.spec.name in MAPPED and self.spec is not STEPS:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import cast
 
 import polars as pl
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from traces.errors import RecordingError
@@ -210,7 +211,10 @@ class Reading(PartReading):
         self, part: Path, spec: Table, at: int, number: int
     ) -> tuple[str, tuple[Piece, ...]]:
         place = Place(part.name, self.label, spec.name)
-        with pq.ParquetFile(part) as file:
+        # A recorder at work writes its last part again and again: what was opened stays as it is.
+        is_open_part = self.closed is None and part == self._listed[spec.name][0][-1]
+        source = pa.OSFile(str(part)) if is_open_part else part
+        with pq.ParquetFile(source) as file:
             meta = part_meta(file, place)
             check_same_run(meta, self.meta, place)
             self._last_meta_of[spec.name] = meta
@@ -222,7 +226,7 @@ class Reading(PartReading):
                 # it is handed out by polars, which must agree
                 pl.scan_parquet(part, glob=False).collect_schema()
             check_num_rows(file, place)
-            pieces = tuple(cut(file.metadata, part, names, at, number))
+            pieces = tuple(cut(file.metadata, part, source, names, at, number))
         note = f"Table {spec.name} has columns that this version does not know: {', '.join(extra)}."
         return note if extra else "", pieces
 
