@@ -6,57 +6,67 @@ run of a page.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from importlib import import_module
+
 import streamlit as st
 from starlette.middleware import Middleware
 from streamlit import config
 
-from analyzer.pages import (
-    block_map,
-    compare,
-    crossover,
-    diagnose,
-    fleet,
-    preemptions,
-    report,
-    requests,
-    sweeps,
-    what_if,
-)
-from analyzer.pages.parts import shell
 from analyzer.web.chart_drawn import ChartDrawn
 from analyzer.web.upload_to_disk import UploadsToDisk
 
-# Title, icon and function of each page, in the order of the navigation.
+# Title, icon and module of each page, in the order of the navigation.
 PAGES = (
-    ("Compare", "compare_arrows", compare.page),
-    ("Preemptions", "eject", preemptions.page),
-    ("Requests", "view_timeline", requests.page),
-    ("Block map", "grid_on", block_map.page),
-    ("Fleet", "hub", fleet.page),
-    ("Diagnose", "stethoscope", diagnose.page),
-    ("What-if", "tune", what_if.page),
-    ("Crossover", "alt_route", crossover.page),
-    ("Sweeps", "grid_view", sweeps.page),
-    ("Report", "ios_share", report.page),
+    ("Compare", "compare_arrows", "compare"),
+    ("Preemptions", "eject", "preemptions"),
+    ("Requests", "view_timeline", "requests"),
+    ("Block map", "grid_on", "block_map"),
+    ("Fleet", "hub", "fleet"),
+    ("Diagnose", "stethoscope", "diagnose"),
+    ("What-if", "tune", "what_if"),
+    ("Crossover", "alt_route", "crossover"),
+    ("Sweeps", "grid_view", "sweeps"),
+    ("Report", "ios_share", "report"),
 )
+
+
+def page_of(module: str) -> Callable[[], None]:
+    """What draws the page of that module."""
+    found: Callable[[], None] = import_module(f"analyzer.pages.{module}").page
+    return found
+
+
+@asynccontextmanager
+async def pages_ready(_app: object) -> AsyncIterator[None]:
+    """Import the pages before the first visitor comes, and after Streamlit's runtime, which their caches
+    look for."""
+    for _, _, module in PAGES:
+        page_of(module)
+    yield
 
 
 def show() -> None:
     """Draw the chosen page."""
+    from analyzer.pages.parts import shell
+
     st.set_page_config(page_title="KV Replay", page_icon="🧱", layout="wide")
     by_path = {}
-    for title, icon, page in PAGES:
+    for title, icon, module in PAGES:
         path = title.lower().replace(" ", "-")
         first = path == "compare"
         by_path[path] = st.Page(
-            page,
+            page_of(module),
             title=title,
             icon=f":material/{icon}:",
             url_path=None if first else path,
             default=first,
         )
     # The first page lies at /; who types its name finds it too.
-    named = st.Page(compare.page, title="Compare", url_path="compare", visibility="hidden")
+    named = st.Page(
+        page_of("compare"), title="Compare", url_path="compare", visibility="hidden"
+    )
     shell.run(st.navigation([*by_path.values(), named], position="top"), by_path)
 
 
@@ -70,6 +80,7 @@ if __name__ == "__main__":
 else:
     app = st.App(
         __file__,
+        lifespan=pages_ready,
         middleware=[
             Middleware(UploadsToDisk, most_bytes=most_bytes),
             Middleware(ChartDrawn),

@@ -102,7 +102,7 @@ def test_figures_compute_nothing_with_tables_of_their_own(path: Path) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "import app",
+        "import app; [app.page_of(module) for *_, module in app.PAGES]",
         "import analyzer.pages.compare",
         "import engine.__main__",
         "import traces.open",

@@ -163,3 +163,9 @@ def test_what_lies_below_the_first_chart_comes_where_the_word_is_lost(
         page.page.wait_for_selector("text=All figures", timeout=WAIT_MS)
 
         assert "B swap" in page.page.inner_text("h1")
+
+
+def test_the_server_starts_without_a_warning(server: str, store_root: Path) -> None:
+    said = (store_root / "server.log").read_text().partition("URL:")[2]
+    assert server in said
+    assert "No runtime found" not in said
