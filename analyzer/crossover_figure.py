@@ -19,6 +19,7 @@ from analyzer.crossover import Cell, Costs, Range, cheaper, flips
 from analyzer.crossover_victims import cheaper_of
 from analyzer.look import Side, Theme, faded, seconds, three_digits
 from analyzer.preemption_figure import base_layout, plain_axis
+from analyzer.unchecked import unchecked
 
 _SYMBOLS = {"recompute": "circle", "swap": "square"}
 # the victims of one run are told from those of another by the fill
@@ -32,11 +33,11 @@ _ID_CHARS = 40
 
 @dataclass(frozen=True)
 class Drawn:
-    """A run's victims on the chart. table: as `thinned` gives it; with_costs: whether they are of the
-    set-up that is drawn."""
+    """A run's victims on the chart. dots: as from `crossover_victims.dots`, None where their costs are not
+    of the set-up that is drawn; lengths: as from `lengths_of`."""
 
-    table: pl.DataFrame
-    with_costs: bool
+    dots: pl.DataFrame | None
+    lengths: pl.DataFrame
 
 
 def curves(
@@ -62,16 +63,16 @@ def curves(
         link = [p.out_s + p.back_s for p in points]
         data.append(_line(x, link, "link busy, out and in", theme.muted, "dot"))
     for side, drawn in victims.items():
-        if drawn.with_costs:
-            data += _points(side, drawn, theme)
+        if drawn.dots is not None:
+            data += _points(side, drawn.dots, theme)
     data.append(_flips(points, ranges, theme))
-    rugs = [side for side, drawn in victims.items() if drawn.table.height]
-    data += [_rug(side, len(rugs) - 1 - i, victims[side].table, theme) for i, side in enumerate(rugs)]  # fmt: skip
+    rugs = [side for side, drawn in victims.items() if drawn.lengths.height]
+    data += [_rug(side, len(rugs) - 1 - i, victims[side].lengths, theme) for i, side in enumerate(rugs)]  # fmt: skip
     rug_px = _RUG_PX * len(rugs)
     inner = _CURVES_PX + rug_px
     cut = rug_px / inner
     low, high = _bounds(points, victims, is_async)
-    longest = max([points[-1].tokens, *(int(str(d.table["tokens"].max())) for d in victims.values() if d.table.height)])  # fmt: skip
+    longest = max([points[-1].tokens, *(int(d.lengths["tokens"][-1]) for d in victims.values() if d.lengths.height)])  # fmt: skip
     x_range = [math.log10(points[0].tokens * 0.9), math.log10(longest * 1.1)]
     ticks = _decades(low, high)
     layout = {
@@ -88,7 +89,7 @@ def curves(
         "shapes": [*_bands(ranges, x_range, theme), _upright(at.tokens, theme)],
         "annotations": [*_band_names(ranges, x_range, theme), _length_name(at, x_range, theme)],
     }  # fmt: skip
-    return go.Figure({"data": data, "layout": layout})
+    return unchecked(data, layout)
 
 
 def _line(x: list[int], y: list[float], name: str, colour: str, dash: str) -> dict[str, Any]:
@@ -104,9 +105,9 @@ def _line(x: list[int], y: list[float], name: str, colour: str, dash: str) -> di
     }
 
 
-def _points(side: Side, drawn: Drawn, theme: Theme) -> list[dict[str, Any]]:
+def _points(side: Side, dots: pl.DataFrame, theme: Theme) -> list[dict[str, Any]]:
     """The victims of a run at what each did cost, by the way that was cheaper for each."""
-    rows = drawn.table.filter(pl.col("cost_s") > 0).with_columns(cheaper=cheaper_of())
+    rows = dots.with_columns(cheaper=cheaper_of())
     looks = {"recompute": theme.preempt, "swap": theme.swap}
     found = []
     for way, colour in looks.items():
@@ -139,24 +140,20 @@ def _dots(
     }
 
 
-def _rug(side: Side, row: int, table: pl.DataFrame, theme: Theme) -> dict[str, Any]:
-    """The victims' lengths as ticks below the chart."""
+def _rug(side: Side, row: int, lengths: pl.DataFrame, theme: Theme) -> dict[str, Any]:
+    """The victims' lengths as ticks below the chart: one line with gaps, which a browser draws at once."""
+    told = _hover(side, lengths)
     return {
         "type": "scatter",
-        "mode": "markers",
-        "x": table["tokens"].to_list(),
-        "y": [row] * table.height,
+        "mode": "lines",
+        "x": [x for n in lengths["tokens"] for x in (n, n, None)],
+        "y": [row + 0.28, row - 0.28, None] * lengths.height,
         "yaxis": "y2",
         "name": f"lengths of {side}'s victims",
         "showlegend": False,
-        "marker": {
-            "symbol": "line-ns-open",
-            "color": theme.side(side),
-            "size": 9,
-            "line": {"width": 1},
-            "opacity": 0.6,
-        },
-        "customdata": _hover(side, table),
+        "line": {"color": theme.side(side), "width": 1},
+        "opacity": 0.85,
+        "customdata": [said for one in told for said in (one, one, "")],
         "hovertemplate": "%{customdata}<extra></extra>",
     }
 
@@ -165,7 +162,7 @@ def _hover(side: Side, rows: pl.DataFrame) -> list[str]:
     """What a victim is told with. Ids are shortened and made harmless: Plotly reads tags in hover."""
     return [
         f"{side}: {_harmless(r['request_id'])} at step {r['step']:,}<br>{r['tokens']:,} tokens, by {r['mode_used']}: {seconds(r['cost_s'])}"
-        f"{_found(r)}<br>of this victim: recompute {seconds(r['own_recompute_s'])}, swap {seconds(r['own_swap_s'])}"
+        f"{_found(r)}<br>of this victim: recompute {seconds(r['own_recompute_s'])}, swap {seconds(r['own_swap_s'])}{_more(r)}"
         for r in rows.iter_rows(named=True)
     ]
 
@@ -175,6 +172,12 @@ def _found(row: Mapping[str, Any]) -> str:
     if row["mode_used"] != "recompute" or row["found_tokens"] is None:
         return ""
     return f", {100 * row['found_tokens'] / row['tokens']:.0f} % still cached"
+
+
+def _more(row: Mapping[str, Any]) -> str:
+    """'<br>and 51 more at this place'; '' where it is alone."""
+    others = row["num_here"] - 1
+    return f"<br>and {others:,} more at this place" if others else ""
 
 
 def _harmless(text: str) -> str:
@@ -274,8 +277,8 @@ def _bounds(
     if is_async:
         values += [p.out_s + p.back_s for p in points]
     for drawn in victims.values():
-        if drawn.with_costs:
-            values += drawn.table.filter(pl.col("cost_s") > 0)["cost_s"].to_list()
+        if drawn.dots is not None:
+            values += drawn.dots["cost_s"].to_list()
     if not values:
         return 1e-6, 1.0
     return min(values) * 0.7, max(values) * 1.6
@@ -349,7 +352,7 @@ def ratio_map(
                   "showgrid": False, "range": [max(len(models), 1) - 0.5, -0.5]},
         "shapes": shapes,
     }  # fmt: skip
-    return go.Figure({"data": [data], "layout": layout})
+    return unchecked([data], layout)
 
 
 def _power(cell: Cell | None) -> float | None:
@@ -496,7 +499,7 @@ def intensity_rows(
                   "range": [len(labels) - 0.5, -0.5]},
         "shapes": shapes,
     }  # fmt: skip
-    return go.Figure({"data": data, "layout": layout})
+    return unchecked(data, layout)
 
 
 def _title(text: str, theme: Theme) -> dict[str, Any]:

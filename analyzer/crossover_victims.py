@@ -18,7 +18,8 @@ import polars as pl
 
 from analyzer.crossover import Ways
 
-MOST_DRAWN = 1_500  # victims that a chart shows
+MOST_DOTS = 400  # of a run on a chart
+LENGTHS_PER_OCTAVE = 100  # that a chart tells apart: its pixels
 Basis = Literal["own", "expected", "computed"]
 BASES: tuple[Basis, ...] = ("own", "expected", "computed")
 _KNOWN = pl.col("own_recompute_s").is_not_null() & pl.col("own_swap_s").is_not_null()
@@ -152,12 +153,40 @@ def tally(table: pl.DataFrame) -> Tally:
     )
 
 
-def thinned(table: pl.DataFrame, most: int = MOST_DRAWN) -> pl.DataFrame:
-    """At most so many victims, evenly taken in order of length, shortest and longest among them."""
-    if table.height <= most:
-        return table
-    rows = np.unique(np.linspace(0, table.height - 1, most).round().astype(np.int64))
-    return table.sort("tokens", "step", "request_id")[rows]
+def dots(table: pl.DataFrame, most: int = MOST_DOTS) -> pl.DataFrame:
+    """The victims that have a place on the chart of costs; where they are more than `most`, one for those
+    that fall on one another, the first by step. `num_here` says for how many it stands.
+
+    A place is a cell on both logarithmic axes, at first of 3 pixels; cells grow until there are at most
+    `most` dots, so that whoever stands apart stays. Who was cheaper is told apart in a cell.
+    """
+    known = table.filter(pl.col("cost_s") > 0).sort("step", "request_id")
+    if known.height <= most:
+        return known.with_columns(num_here=pl.lit(1))
+    per_octave, per_decade = 22.0, 20.0
+    while True:
+        found = known.group_by(
+            (pl.col("tokens").log(2.0) * per_octave).floor().alias("_x"),
+            (pl.col("cost_s").log10() * per_decade).floor().alias("_y"),
+            cheaper_of().alias("_way"),
+            maintain_order=True,
+        ).agg(pl.all().first(), num_here=pl.len())
+        if found.height <= most or per_octave < 1:
+            return found.select(*table.columns, "num_here")
+        per_octave, per_decade = per_octave * 0.8, per_decade * 0.8
+
+
+def lengths_of(table: pl.DataFrame) -> pl.DataFrame:
+    """One victim for each length that a chart tells apart, shortest first; `num_here`: how many have it."""
+    return (
+        table.sort("tokens", "step", "request_id")
+        .group_by(
+            (pl.col("tokens").log(2.0) * LENGTHS_PER_OCTAVE).floor().alias("_x"),
+            maintain_order=True,
+        )
+        .agg(pl.all().first(), num_here=pl.len())
+        .select(*table.columns, "num_here")
+    )
 
 
 def by_mode(table: pl.DataFrame) -> Mapping[str, int]:

@@ -165,7 +165,7 @@ def watching_memory(pid: int) -> Iterator[dict[str, tuple[float, float]]]:
 
 
 def first_picture(chromium: Any, url: str) -> Took:
-    with watched_page(chromium, 1280, 800) as page:
+    with watched_page(chromium, 1280, 800, fresh=True) as page:
         started, before = time.monotonic(), _cpu_s()
         page.page.goto(url)
         page.page.wait_for_function(CHART_DRAWN, timeout=WAIT_MS)
@@ -177,7 +177,7 @@ def first_picture(chromium: Any, url: str) -> Took:
 def pictures_again(chromium: Any, url: str, runs: int) -> list[Took]:
     """The first picture in a browser that has been there before."""
     found = []
-    with watched_page(chromium, 1280, 800) as page:
+    with watched_page(chromium, 1280, 800, fresh=True) as page:
         for i in range(runs + 2):  # a script's compiled form is kept from its second use on
             page.page.goto("about:blank")
             started, before = time.monotonic(), _cpu_s()
@@ -215,7 +215,7 @@ def zoom(page: Watched, act: Callable[[], None]) -> Took:
 
 def zooms(chromium: Any, url: str, runs: int) -> dict[str, list[Took]]:
     found: dict[str, list[Took]] = {"drag": [], "wheel": []}
-    with watched_page(chromium, 1280, 800) as page:
+    with watched_page(chromium, 1280, 800, fresh=True) as page:
         page.page.goto(url)
         page.page.wait_for_function(CHART_DRAWN, timeout=WAIT_MS)
         page.settle()
@@ -248,7 +248,7 @@ def _wheel(page: Watched, at: float) -> None:
 def switches(chromium: Any, url: str, runs: int) -> dict[str, list[Took]]:
     """Page -> each switch to it, the first visit first."""
     found: dict[str, list[Took]] = {name: [] for name in DRAWN}
-    with watched_page(chromium, 1280, 900) as page:
+    with watched_page(chromium, 1280, 900, fresh=True) as page:
         page.page.goto(url)
         page.page.wait_for_function(CHART_DRAWN, timeout=WAIT_MS)
         page.settle()
@@ -271,7 +271,7 @@ def switches(chromium: Any, url: str, runs: int) -> dict[str, list[Took]]:
 
 def upload(chromium: Any, server: Server, archive: Path) -> dict[str, Any]:
     """Seconds from the file chooser to the picture, and the server's memory over it."""
-    with watched_page(chromium, 1280, 900) as page:
+    with watched_page(chromium, 1280, 900, fresh=True) as page:
         page.page.goto(f"{server.address}/?source=Recordings")
         page.page.wait_for_function(CHART_DRAWN, timeout=WAIT_MS)
         page.settle()

@@ -227,7 +227,7 @@ def in_browser(folders: tuple[Path, Path], num: int, cache: Path) -> list[str]:
         url = f"{address}/preemptions?source=Recordings&a={a}&b={b}"
         found = [f"{num:,}"]
         for _ in range(2):  # the first visit works everything out
-            with watched_page(chromium, 1280, 800) as page:
+            with watched_page(chromium, 1280, 800, fresh=True) as page:
                 started = time.monotonic()
                 page.page.goto(url)
                 page.page.wait_for_function(drawn, timeout=600_000)

@@ -140,7 +140,7 @@ def in_browser(cache: Path, times: int = 10) -> list[str]:
     from tests.browser.driver import WAIT_MS, browser, running_app, watched_page
 
     said = "() => document.querySelector('.kv-what-if')?.innerText"
-    with running_app(cache) as address, browser() as chromium, watched_page(chromium, 1280, 900) as page:  # fmt: skip
+    with running_app(cache) as address, browser() as chromium, watched_page(chromium, 1280, 900, fresh=True) as page:  # fmt: skip
         visits = []
         for _ in range(2):
             started = time.monotonic()

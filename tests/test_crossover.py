@@ -23,7 +23,7 @@ from analyzer.crossover import (
     needed_link_bytes_per_s,
 )
 from analyzer.crossover_figure import Drawn, ModelRow, curves, intensity_rows, ratio_map
-from analyzer.crossover_victims import victims_of
+from analyzer.crossover_victims import dots, lengths_of, victims_of
 from analyzer.crossover_words import (
     alt_curves,
     alt_map,
@@ -178,7 +178,9 @@ def test_the_curves_hold_both_ways_the_flip_and_the_victims(theme: object) -> No
     points, found = curve(one, 0.0), ranges_of(one)
     table = victims_of(told(), pl.DataFrame({"step": [3], "num_running": [5]}), True).table
 
-    figure = curves(points, found, one.at(160), {"A": Drawn(table, True)}, theme)  # type: ignore[arg-type]
+    figure = curves(
+        points, found, one.at(160), {"A": Drawn(dots(table), lengths_of(table))}, theme
+    )  # type: ignore[arg-type]
     names = {t.name: t for t in figure.data}
 
     assert list(names["recompute"].x) == [p.tokens for p in points]
@@ -189,7 +191,9 @@ def test_the_curves_hold_both_ways_the_flip_and_the_victims(theme: object) -> No
     assert list(names["A: swap was cheaper"].x) == [300]  # d's cost is not known
     assert list(names["A: swap was cheaper"].y) == [0.2]
     assert set(names["A: swap was cheaper"].marker.symbol.split()) == {"square"}
-    assert list(names["lengths of A's victims"].x) == [100, 300, 500]
+    rug = names["lengths of A's victims"]
+    assert list(rug.x) == [100, 100, None, 300, 300, None, 500, 500, None]
+    assert len(rug.customdata) == 9
     hover = names["A: recompute was cheaper"].customdata[0]
     assert "A: a at step 3" in hover
     assert "80 % still cached<br>of this victim: recompute 100 ms, swap 200 ms" in hover
@@ -199,7 +203,7 @@ def test_an_id_cannot_be_markup_in_a_hover() -> None:
     renamed = told().with_columns(request_id=pl.lit("<b>%{x}" + "y" * 90))
     table = victims_of(renamed, STEPS, False).table
 
-    figure = curves([AT], [], AT, {"A": Drawn(table, False)}, LIGHT)
+    figure = curves([AT], [], AT, {"A": Drawn(None, lengths_of(table))}, LIGHT)
     (rug,) = [t for t in figure.data if t.name == "lengths of A's victims"]
 
     assert "<b>" not in rug.customdata[0]

@@ -6,7 +6,7 @@ import polars as pl
 import pytest
 
 from analyzer import preemption_rows
-from analyzer.crossover_victims import by_mode, filled, tally, thinned, victims_of
+from analyzer.crossover_victims import by_mode, dots, filled, lengths_of, tally, victims_of
 from analyzer.crossover_words import say_typical, say_victims
 from analyzer.run import Run
 from tests.crossover_builders import RECORDINGS, STEPS, told, toy
@@ -116,15 +116,65 @@ def test_curves_are_called_typical_at_the_median_only() -> None:
     assert say_typical(0.8, victims_of(spread_out().tail(1), STEPS, True)) == ""
 
 
-def test_many_victims_are_thinned_with_both_ends_kept() -> None:
-    table = pl.DataFrame(
-        {"tokens": range(5000), "step": [1] * 5000, "request_id": ["r"] * 5000}
+def evicted(tokens: list[int], costs_s: list[float | None], recompute_s: float) -> pl.DataFrame:
+    """Victims in order of step, whose swap would have cost 1 s."""
+    num = len(tokens)
+    return pl.DataFrame(
+        {
+            "step": range(num),
+            "request_id": [f"r{i}" for i in range(num)],
+            "tokens": tokens,
+            "cost_s": costs_s,
+            "own_recompute_s": [recompute_s] * num,
+            "own_swap_s": [1.0] * num,
+        },
+        schema_overrides={"cost_s": pl.Float64},
     )
 
-    found = thinned(table, 100)["tokens"]
 
-    assert (found.len(), found[0], found[-1]) == (100, 0, 4999)
-    assert thinned(table.head(7), 100).height == 7
+def test_victims_at_one_place_share_a_dot_and_who_stands_apart_keeps_one() -> None:
+    table = evicted([1000] * 900 + [16], [0.5] * 900 + [0.001], 0.5)
+
+    found = dots(table)
+
+    assert found.select("request_id", "num_here").rows() == [("r0", 900), ("r900", 1)]
+
+
+def test_two_ways_at_one_place_are_two_dots() -> None:
+    table = pl.concat([evicted([1000], [0.5], 0.5), evicted([1000], [0.5], 2.0)])
+
+    assert dots(table, most=1)["num_here"].to_list() == [1, 1]
+
+
+def test_a_cloud_of_victims_is_drawn_coarser_with_its_far_ends() -> None:
+    num = 4000
+    cloud = [64 + i % 4000 for i in range(num)]
+    costs = [0.01 * (1 + i * 37 % 997) for i in range(num)]
+    table = evicted([*cloud, 8, 120_000], [*costs, 1e-6, 500.0], 0.5)
+
+    found = dots(table, 300)
+
+    assert 60 < found.height <= 300
+    assert found["num_here"].sum() == num + 2
+    assert {8, 120_000} <= set(found["tokens"].to_list())
+
+
+def test_who_cost_nothing_or_nobody_knows_has_a_length_and_no_dot() -> None:
+    table = evicted([100, 200, 300], [0.0, None, 0.2], 0.5)
+
+    assert dots(table)["tokens"].to_list() == [300]
+    assert lengths_of(table)["tokens"].to_list() == [100, 200, 300]
+
+
+def test_a_length_is_drawn_once() -> None:
+    table = evicted([5000, 64, 5001, 64, 5600], [1.0] * 5, 0.5)
+
+    # 5,000 and 5,001 lie closer than a pixel
+    assert lengths_of(table).select("tokens", "num_here").rows() == [
+        (64, 2),
+        (5000, 2),
+        (5600, 1),
+    ]
 
 
 def test_victims_are_told_with_where_they_lie() -> None:

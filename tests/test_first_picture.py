@@ -89,3 +89,19 @@ def test_other_requests_go_to_the_app(session: dict[str, Any]) -> None:
     assert answered("/_kv_replay/drawn/../../etc") == [418]
     assert answered(f"/_kv_replay/drawn/{'0' * 32}") == [204]  # of a session that has gone
     assert not waiting[asked].is_set()
+
+
+def test_a_later_chart_is_waited_for_once_where_work_waits_behind_it(
+    session: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(first_picture, "MOST_S", 0.01)
+    wait_for(token())
+
+    assert token() == ""
+    asked = token("a long run")
+    assert len(asked) == 32
+
+    wait_for(asked, "a long run")
+
+    assert token("a long run") == token() == ""
+    assert token("another one") not in ("", asked)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -22,7 +23,7 @@ from analyzer import column as column_module
 from analyzer.aligned import Aligned, Alignment, data_table, range_sums
 from analyzer.look import LIGHT
 from analyzer.marks import Band, Bars, Line
-from analyzer.pages.parts import runs
+from analyzer.pages.parts import runs, working_out
 from analyzer.pages.parts.store import Store
 from analyzer.run import Run
 from analyzer.run_figures import (
@@ -32,6 +33,7 @@ from analyzer.run_figures import (
     preemptions_of,
     ttft_of,
 )
+from analyzer.run_files import RunFiles
 from analyzer.timeline_rows import ROWS, timeline_rows
 from analyzer.timeline_view import View
 from tests.builders import POOL, make_meta, record, write
@@ -323,6 +325,47 @@ def test_the_timeline_of_long_runs_comes_before_what_takes_time(
     monkeypatch.setattr(run_figures, "summarize", lambda _: pytest.fail("worked out again"))
     again = page()
     assert len(again.get("plotly_chart")) == 2
+
+
+def test_nothing_is_worked_out_before_the_timeline_is_there(
+    page: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    true, true_work = figures.timeline, working_out.work_out
+    monkeypatch.setattr(working_out, "is_for_apart", lambda _: False)
+
+    def drawn(*given: Any, **options: Any) -> Any:
+        order.append("timeline")
+        return true(*given, **options)
+
+    def worked_out(*given: Any) -> bool:
+        order.append("work")
+        return true_work(*given)
+
+    monkeypatch.setattr(figures, "timeline", drawn)
+    monkeypatch.setattr(working_out, "work_out", worked_out)
+
+    app = page()
+
+    assert not app.exception
+    assert order[:2] == ["timeline", "work"]
+
+
+def test_what_no_disk_takes_is_shown_all_the_same(
+    page: Callable[[], AppTest], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(RunFiles, "_write", lambda *_: False)
+
+    app = page()
+    for _ in range(100):
+        if len(app.get("plotly_chart")) == 2:
+            break
+        time.sleep(0.1)
+        app.run()
+
+    assert not app.exception
+    assert "Working out" not in said(app)
+    assert len(app.get("plotly_chart")) == 2
 
 
 def test_working_out_can_be_stopped_and_taken_up_again(

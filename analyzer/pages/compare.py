@@ -26,7 +26,7 @@ from analyzer.pages.parts.outcome import (
 from analyzer.pages.parts.settings_form import set_pool
 from analyzer.pages.parts.shell import Opened
 from analyzer.pages.parts.timeline import theme, timeline_section
-from analyzer.pages.parts.working_out import worked_out
+from analyzer.pages.parts.working_out import is_known, worked_out
 from analyzer.run import Run
 
 PRESSED_FRAC = 0.6  # of the peak: a pool that fills, and still holds most of the load
@@ -48,8 +48,13 @@ def _body(opened: Opened) -> None:
     runs the timeline comes first, what takes time when it is known."""
     if opened.source == "trace" and not opened.is_previous:
         _machine_section(opened.b)
-    if not worked_out(opened.key, opened.runs):
-        timeline_section(opened.key, opened.runs)
+    if not is_known(opened.key, opened.runs):
+        bars = st.container()
+        timeline_section(opened.key, opened.runs, is_waited_for=True)
+        with bars:  # what they show takes processors from whoever draws the picture
+            is_done = worked_out(opened.key, opened.runs)
+        if is_done:
+            st.rerun()
         _about(opened.runs)
         return
     alone = len(opened.runs) == 1

@@ -200,6 +200,7 @@ def browser() -> Iterator[Any]:
         chromium = playwright.chromium.launch(
             executable_path=CHROMIUM, headless=True, args=FLAGS
         )
+        chromium.new_context()  # the one that pages share
         try:
             yield chromium
         finally:
@@ -208,16 +209,17 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def watched_page(
-    chromium: Any, width: int, height: int, scheme: str = "light"
+    chromium: Any, width: int, height: int, scheme: str = "light", *, fresh: bool = False
 ) -> Iterator[Watched]:
-    """A fresh page, nothing cached, whose console and requests are watched."""
-    context = chromium.new_context(
-        viewport={"width": width, "height": height},
-        color_scheme=scheme,
-        reduced_motion="reduce",
-    )
+    """A page whose console and requests are watched, in a browser that remembers nobody.
+
+    fresh: that has no script cached either, which every opening of the app would take seconds for.
+    """
+    context = chromium.new_context() if fresh else chromium.contexts[0]
     context.set_default_navigation_timeout(WAIT_MS)
     watched = Watched(context.new_page())
+    watched.page.set_viewport_size({"width": width, "height": height})
+    watched.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
     watched.page.on(
         "console",
         lambda m: (
@@ -231,7 +233,20 @@ def watched_page(
     try:
         yield watched
     finally:
-        context.close()
+        if fresh:
+            context.close()
+        else:
+            _forget(watched.page)
+
+
+def _forget(page: Any) -> None:
+    """Close the page, and with the last one what the app has stored in the browser; scripts stay."""
+    context = page.context
+    if len(context.pages) == 1:
+        context.clear_cookies()
+        if page.url.startswith("http"):
+            page.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
+    page.close()
 
 
 def _is_outside(url: str) -> bool:

@@ -26,7 +26,7 @@ from analyzer.crossover import (
     needed_link_bytes_per_s,
 )
 from analyzer.crossover_figure import Drawn, ModelRow, curves, intensity_rows, ratio_map
-from analyzer.crossover_victims import OwnVictims, cheaper_of, thinned
+from analyzer.crossover_victims import OwnVictims, cheaper_of, dots, lengths_of
 from analyzer.crossover_words import (
     alt_curves,
     alt_intensity,
@@ -89,7 +89,7 @@ def curves_section(
         for side, one in victims.items():
             st.caption(plain(say_victims(side, names[side], one, has_own_setup[side])))
     drawn = {
-        side: Drawn(thinned(one.table), has_own_setup[side])
+        side: Drawn(dots(one.table) if has_own_setup[side] else None, lengths_of(one.table))
         for side, one in victims.items()
         if one.table.height
     }
@@ -102,11 +102,12 @@ def curves_section(
         theme=None,
         key="cx_curves",
         config=STATIC,
-        alt=alt_curves(points, ranges, {s: d.table.height for s, d in drawn.items()}),
+        alt=alt_curves(points, ranges, {s: victims[s].table.height for s in drawn}),
     )
     drawn_measured = [s for s in measured if s in drawn and has_own_setup[s]]
-    thin = [f"{d.table.height:,} of {victims[s].table.height:,} of {s}" for s, d in drawn.items() if d.table.height < victims[s].table.height]  # fmt: skip
-    free = [f"{n:,} of {s}" for s, d in drawn.items() if d.with_costs and (n := d.table.height - d.table.filter(pl.col("cost_s") > 0).height)]  # fmt: skip
+    standing = {s: (d.dots.height, int(d.dots["num_here"].sum())) for s, d in drawn.items() if d.dots is not None}  # fmt: skip
+    thin = [f"{num:,} for {of:,} of {s}" for s, (num, of) in standing.items() if num < of]
+    free = [f"{n:,} of {s}" for s, (_, of) in standing.items() if (n := victims[s].table.height - of)]  # fmt: skip
     st.caption(
         "Modelled by the formulas of the estimates that preemption mode cheapest compares. Victims stand at what each did cost, with its own cached share and with copies of neighbouring blocks as one; shape and colour say which way was cheaper for that victim, the other way by its estimate."
         + (
@@ -114,7 +115,11 @@ def curves_section(
             if drawn_measured
             else ""
         )
-        + (f" Drawn: {plain('; '.join(thin))}." if thin else "")
+        + (
+            f" Victims that fall on one another share a dot: {plain('; '.join(thin))}."
+            if thin
+            else ""
+        )
         + (
             f" Without a dot, since nothing of them had to be computed or copied or their cost is not known: {plain('; '.join(free))}."
             if free

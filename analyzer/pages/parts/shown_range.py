@@ -47,11 +47,12 @@ def follow_zoom(
     heights: Sequence[str] = (),
     on_height: Any = None,
     tell_drawn: str = "",
+    shown: Range | None = None,
 ) -> None:
     """Let that chart's zoom by mouse and keys ask for its range. Draw it after the chart.
 
     heights, on_height: y axes whose zoom is told too, and what is called with its two ends, None and
-    None for all. tell_drawn: as `first_picture.token` gives it.
+    None for all. tell_drawn: as `first_picture.token` gives it; shown: it is drawn when it shows this.
     """
     zoom_listener(
         chart,
@@ -61,6 +62,7 @@ def follow_zoom(
         on_change=partial(_zoomed, axis, on_height),
         heights=heights,
         tell_drawn=tell_drawn,
+        shown=shown,
     )
 
 

@@ -44,10 +44,10 @@ def aligned(key: str, by: Alignment, _runs: Mapping[Side, Run]) -> Aligned:
 
 
 @st.fragment
-def timeline_section(key: str, runs: Mapping[Side, Run]) -> None:
+def timeline_section(key: str, runs: Mapping[Side, Run], is_waited_for: bool = False) -> None:
     """Controls, chart, what happened in the shown range, and the events in it.
 
-    key: names the runs' content.
+    key: names the runs' content. is_waited_for: until the browser has drawn the chart, the first time.
     """
     write_url()
     with guarded():
@@ -56,7 +56,7 @@ def timeline_section(key: str, runs: Mapping[Side, Run]) -> None:
         view = f"{key}\0{by}"
         look_at(view)
         shown = pair.clip(asked_range())
-        _chart(pair, shown, which, view)
+        _chart(pair, shown, which, view, key if is_waited_for else "")
         if shown != pair.full:  # below the chart, which stays where it is
             _overview(pair, shown, view)
         range_slider(shown, _axis(pair, view))
@@ -136,7 +136,9 @@ def _selected(key: str, axis: Axis) -> None:
             show_part((start, end), axis)
 
 
-def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: str) -> None:
+def _chart(
+    pair: Aligned, shown: tuple[float, float], which: list[str], view: str, waited_for: str
+) -> None:
     rows = timeline_rows(pair, shown, which)
     axis = pair.axis(shown)
     st.plotly_chart(
@@ -146,9 +148,9 @@ def _chart(pair: Aligned, shown: tuple[float, float], which: list[str], view: st
         config=figures.CONFIG,
         alt=figures.alt_text(rows, axis, pair.names),
     )
-    drawn = first_picture.token()
-    follow_zoom("timeline", _axis(pair, view), tell_drawn=drawn)
-    first_picture.wait_for(drawn)
+    drawn = first_picture.token(waited_for)
+    follow_zoom("timeline", _axis(pair, view), tell_drawn=drawn, shown=shown)
+    first_picture.wait_for(drawn, waited_for)
 
 
 def _range_words(pair: Aligned, shown: tuple[float, float]) -> None:

@@ -23,11 +23,19 @@ FIRST_WAIT_S = 0.3
 _STOPPED = "working_out_stopped"
 
 
+def is_known(key: str, runs: Mapping[Side, Run]) -> bool:
+    """Whether nothing of these runs has to be worked out beside the page (any more)."""
+    sides = list(runs.values())
+    if not any(run.is_long for run in sides) or is_worked_out(*sides):
+        return True
+    job = _jobs().get(key)  # the disk may not have taken what it worked out
+    return job is not None and job.wait(0.0) and job.result is not None
+
+
 def worked_out(key: str, runs: Mapping[Side, Run]) -> bool:
     """Whether verdict, figures and preemptions of these runs are known; else they are being worked
     out, and how far that is is drawn here. key: names the runs' content."""
-    sides = list(runs.values())
-    if not any(run.is_long for run in sides) or is_worked_out(*sides):
+    if is_known(key, runs):
         return True
     if st.session_state.get(_STOPPED) == key:
         st.info("Verdict, figures and preemptions of these long runs were not worked out.")

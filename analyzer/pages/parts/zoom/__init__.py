@@ -26,6 +26,7 @@ def zoom_listener(
     on_change: Callable[[], None],
     heights: Sequence[str] = (),
     tell_drawn: str = "",
+    shown: tuple[float, float] | None = None,
 ) -> None:
     """Report the visible x range of chart `target` in session state under `key`, as `.range`.
 
@@ -33,7 +34,8 @@ def zoom_listener(
     on an axis of dates milliseconds since 1970, as is what comes back;
     view: names what the chart shows, and comes back with a report, which may be late.
     heights: names of y axes in the layout ("yaxis2") of which a zoom is told too;
-    tell_drawn: a token to send to the server when the chart is drawn, "" for none.
+    tell_drawn: a token to send to the server when the chart is drawn, "" for none; shown: it is drawn
+    when it shows this part of the axis, None: when it shows any.
     `.range` is {"view": view, "range": [lo, hi], "height": [lo, hi], "turn": n}, [None, None] for the
     whole axis, height None where no y axis was touched; turn makes every report a new one.
     """
@@ -44,6 +46,7 @@ def zoom_listener(
             "view": view,
             "heights": list(heights),
             "drawn": f"{PATH}/{tell_drawn}" if tell_drawn else "",
+            "shown": list(shown) if tell_drawn and shown else None,
         },
         key=key,
         on_range_change=on_change,

@@ -1,6 +1,6 @@
 // Tells Python which part of the x axis a native Plotly chart shows, and moves it by keys.
 // data = {target: key of the chart, full: [lo, hi], view: what it shows, heights: y axes to tell of too,
-// drawn: where to say that the chart is drawn, "" for nowhere};
+// drawn: where to say that the chart is drawn, "" for nowhere, shown: the part that it then shows, null for any};
 // state "range" = {view, range: [lo, hi] or [null, null] for all, height: the same of a y axis, null where it was
 // not touched, turn: a new number each time}. Both in one report: two would start two reruns that race.
 const KEYS = new Set(["w", "a", "s", "d", "0"]);
@@ -11,6 +11,11 @@ const NOTCH = 100; // of deltaY
 // The shown range of an axis as numbers: milliseconds since 1970 where it shows dates, as Plotly counts them.
 function shownRange(axis) {
   return axis.range.map((end) => (axis.r2l ? axis.r2l(end) : Number(end)));
+}
+
+function shows(chart, [lo, hi]) {
+  const [from, to] = shownRange(chart._fullLayout.xaxis);
+  return Math.abs(from - lo) + Math.abs(to - hi) <= (hi - lo) * 1e-6;
 }
 
 function within([lo, hi], [first, last]) {
@@ -69,6 +74,7 @@ export default function (component) {
   state.full = data.full;
   state.heights = data.heights;
   state.drawn = data.drawn;
+  state.shown = data.shown;
   if (state.view !== data.view) clearTimeout(state.timer); // what was about to be told is of the last view
   state.view = data.view;
   unframe(state);
@@ -140,6 +146,7 @@ export default function (component) {
   // Told when it has been shown and the browser rests: what comes then keeps it busy for a while.
   const tellDrawn = () => {
     if (!state.drawn || !state.chart || !state.chart.querySelector(".xaxislayer-above text")) return;
+    if (state.shown && !shows(state.chart, state.shown)) return; // still what was there before
     const path = "./" + state.drawn;
     state.drawn = "";
     const tell = () => fetch(path, { method: "POST" }).catch(() => {}); // without an answer the server waits no longer
