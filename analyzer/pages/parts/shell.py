@@ -18,7 +18,7 @@ from streamlit.runtime.scriptrunner import get_script_run_ctx
 
 from analyzer.compare import Comparison
 from analyzer.look import Side
-from analyzer.pages.parts import state, warm_core
+from analyzer.pages.parts import heap, state, warm_core
 from analyzer.pages.parts.frame import style
 from analyzer.pages.parts.header import header
 from analyzer.pages.parts.job_panel import job_section
@@ -93,6 +93,7 @@ def run(chosen: StreamlitPage, pages: Mapping[str, StreamlitPage]) -> None:
     """Draw the frame and in it the chosen page. pages: url path -> page, for links between them."""
     if get_script_run_ctx(suppress_warning=True) is None:
         return  # imported, not run by a server: there is nobody to draw for
+    heap.settle()
     st.session_state[_PAGES] = dict(pages)
     style(theme())
     store = Store(default_root())
