@@ -94,6 +94,49 @@ def test_dropped_recordings_take_their_places_by_name(store: Store, way: str) ->
     assert list((store.root / "uploads").glob(".part-*")) == []
 
 
+def test_an_empty_file_does_not_stand_before_what_is_dropped_next(store: Store) -> None:
+    app = AppTest.from_function(the_sources, default_timeout=TIMEOUT_S)
+    app.query_params["source"] = "Recordings"
+    app.run()
+
+    app.file_uploader[0].set_value(
+        [("nothing.zip", b"", "application/zip"), ("one.zip", b"PK one", "application/zip")]
+    )
+    app.run()
+
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "nothing.zip: the file is empty. Check how it was written, and give one with content."
+    ]
+    assert "**A**: one.zip" in text_of(app)
+    assert [i.key for i in app.text_input] == ["path_a", "path_b", "path_c"]
+
+    app.file_uploader[0].set_value([("two.zip", b"PK two", "application/zip")]).run()
+
+    assert not app.error
+    assert "**A**: one.zip" in text_of(app)
+    assert "**B**: two.zip" in text_of(app)
+
+
+@pytest.mark.parametrize(("source", "key"), [("Recordings", "path_a"), ("Trace", "trace_path")])
+def test_a_path_that_leads_nowhere_leaves_the_rest_of_the_side_bar_as_it_was(
+    store: Store, tmp_path: Path, source: str, key: str
+) -> None:
+    app = AppTest.from_function(the_sources, default_timeout=TIMEOUT_S)
+    app.query_params["source"] = source
+    app.run()
+    before = [(i.key, i.label) for i in app.text_input], [c.value for c in app.caption]
+
+    app.text_input(key=key).set_value(str(tmp_path / "gone")).run()
+
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "gone: there is no such file or folder. Check the path; it is read on the machine that runs this page."
+    ]
+    assert (
+        [(i.key, i.label) for i in app.text_input],
+        [c.value for c in app.caption],
+    ) == before
+
+
 @pytest.mark.parametrize("way", ["bytes", "disk"])
 def test_dropped_evidence_is_read_once_the_button_is_pressed(store: Store, way: str) -> None:
     app = AppTest.from_function(diagnose, default_timeout=TIMEOUT_S).run()

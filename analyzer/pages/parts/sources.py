@@ -13,12 +13,13 @@ import streamlit as st
 
 from analyzer.pages.parts import state
 from analyzer.pages.parts.fleets import choose_rank
-from analyzer.pages.parts.messages import plain
+from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.state import TraceRef
 from analyzer.pages.parts.store import Entry, Store
 from analyzer.pages.parts.uploads import stored
 from traces import samples
+from traces.errors import FileError
 
 SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
 PLACES = "abc"
@@ -38,16 +39,18 @@ def source_section(store: Store) -> str:
         width="stretch",
         on_change=_source_changed,
     )
-    if source == "trace":
-        _trace_inputs(store)
-    elif source == "recordings":
-        _recording_inputs(store)
-    else:
-        _sample_inputs()
+    with guarded():  # whatever cannot be read, the source stays the one that was chosen
+        if source == "trace":
+            _trace_inputs(store)
+        elif source == "recordings":
+            _recording_inputs(store)
+        else:
+            _sample_inputs()
     return str(source or "sample")
 
 
 def _source_changed() -> None:
+    _forget_faults()
     if (running := state.job()) is not None:  # its result would land under another source
         running.cancel()
         state.set_job(None)
@@ -103,12 +106,14 @@ def _trace_inputs(store: Store) -> None:
         st.markdown(f":material/description: **{plain(entry.name)}**")
     given = _uploader("trace", "Drop another trace" if entry else "Drop a request trace", False)
     if given is not None:
-        _use_trace(stored(store, given))
+        for kept in _kept("trace", store, [given]):
+            _use_trace(kept)
         _close_uploader("trace")
     path = _path_input("trace_path", "or a path on this machine")
-    if path:
-        _use_trace(store.link(Path(path)))
-        st.rerun()
+    with guarded():
+        if path:
+            _use_trace(store.link(Path(path)))
+            st.rerun()
     _recent(store)
     st.caption(f"CSV, TSV, JSON, JSON lines or Parquet, plain, .gz or .zst. {LOCAL}")
 
@@ -116,26 +121,46 @@ def _trace_inputs(store: Store) -> None:
 def _recording_inputs(store: Store) -> None:
     given = _uploader("recordings", "Drop one to three recordings (A, B, C)", True)
     if given:
-        for side, upload in zip(_places_for(len(given)), given, strict=False):
-            _set_side(side, stored(store, upload))
+        found = _kept("recordings", store, given)
+        for side, entry in zip(_places_for(len(found)), found, strict=False):
+            _set_side(side, entry)
         _close_uploader("recordings")
     for side in PLACES:
         path = _path_input(f"path_{side}", f"or {side.upper()}: folder or zip on this machine")
-        chosen = choose_rank(side, path)
-        if chosen is not None:
-            _set_side(side, store.link(chosen))
-            st.rerun()
+        with guarded():
+            chosen = choose_rank(side, path)
+            if chosen is not None:
+                _set_side(side, store.link(chosen))
+                st.rerun()
     _chosen_sides(store)
     st.caption(f"A recording is a folder or zip that the engine or a recorder wrote. {LOCAL}")
 
 
 def _uploader(name: str, label: str, several: bool) -> Any:
-    """A file uploader that can be emptied by giving it another key."""
+    """A file uploader that can be emptied by giving it another key, and what was wrong with the last drop."""
     turn = st.session_state.setdefault(f"upload_turn_{name}", 0)
-    return (
-        st.file_uploader(label, accept_multiple_files=several, key=f"upload_{name}_{turn}")
-        or None
-    )
+    given = st.file_uploader(label, accept_multiple_files=several, key=f"upload_{name}_{turn}")
+    for fault in () if given else st.session_state.get(f"upload_faults_{name}", ()):
+        say_error(fault)
+    return given or None
+
+
+def _kept(name: str, store: Store, given: list[Any]) -> list[Entry]:
+    """What the store took of a drop. What it did not is let go of too, or it would stand before whatever is
+    dropped next; why is said until then."""
+    found, faults = [], []
+    for upload in given:
+        try:
+            found.append(stored(store, upload))
+        except FileError as fault:
+            faults.append(fault)
+    st.session_state[f"upload_faults_{name}"] = faults
+    return found
+
+
+def _forget_faults() -> None:
+    for name in ("trace", "recordings"):
+        st.session_state.pop(f"upload_faults_{name}", None)
 
 
 def _close_uploader(name: str) -> None:
@@ -149,6 +174,7 @@ def _path_input(key: str, label: str) -> str:
     text = str(st.text_input(label, key=key) or "").strip()
     if text and st.session_state.get(f"{key}_read") != text:
         st.session_state[f"{key}_read"] = text
+        _forget_faults()
         return text
     return ""
 
