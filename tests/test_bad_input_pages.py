@@ -76,11 +76,12 @@ def sent(app: AppTest) -> Iterator[bytes]:
 # ---- what cannot be shown -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("source", ["Recordings", "Sample"])
 @pytest.mark.parametrize("name", PAGES)
-def test_a_link_to_what_is_gone_says_so_on_every_page_and_offers_the_sample(
-    store: Store, name: str
+def test_a_link_to_what_is_gone_says_so_once_on_every_page_and_offers_the_sample(
+    store: Store, name: str, source: str
 ) -> None:
-    app = open_page(name, source="Recordings", a="file:" + "0" * 32, b="run:" + "1" * 32)
+    app = open_page(name, source=source, a="file:" + "0" * 32, b="run:" + "1" * 32)
 
     assert not app.exception
     assert len(app.error) == 1

@@ -8,6 +8,7 @@ the settings panel, because only the panel needs the engine. What a page shows i
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, cast
@@ -275,7 +276,7 @@ def _follow_link(store: Store, preset: str, names: list[str]) -> None:
     ref = state.shown_pair()
     if not state.opened_by_link() or ref is None:
         return
-    with guarded():
+    with guarded(), suppress(RecordingError):  # the page has said what cannot be opened
         a, b = (load(r, store).meta.settings for r in (ref.a, ref.b or ref.a))
         third = str(load(ref.c, store).meta.preemption_mode or "") if ref.c else ""
         start_from(engine_settings(a, names), engine_settings(b, names), preset, third)
