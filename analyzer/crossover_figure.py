@@ -77,7 +77,7 @@ def curves(
     ticks = _decades(low, high)
     layout = {
         **base_layout(inner + 34 + _BOTTOM_PX, theme),
-        "margin": {"l": 62, "r": 12, "t": 34, "b": _BOTTOM_PX, "pad": 0},
+        "margin": {"l": 64, "r": 14, "t": 34, "b": _BOTTOM_PX, "pad": 0},
         "xaxis": {**plain_axis(theme), "type": "log", "range": x_range, "anchor": "y2" if rugs else "y",
                   "tickvals": [4**k for k in range(1, 12)], "ticktext": [_short(4**k) for k in range(1, 12)],
                   "title": _title("Tokens of KV that the victim loses", theme)},

@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 from analyzer.distributions import Curve
 from analyzer.look import Side, Theme, seconds
 from analyzer.marks import pen
+from analyzer.unchecked import unchecked
 
 HEIGHT_PX = 300
 _CLEAR = "rgba(0,0,0,0)"
@@ -54,7 +55,7 @@ def distribution(
             "size": 12,
         },
         "height": HEIGHT_PX,
-        "margin": {"l": 58, "r": 40, "t": 30, "b": 44, "pad": 0},
+        "margin": {"l": 58, "r": 40, "t": 42, "b": 44, "pad": 0},
         "hovermode": "closest",
         "dragmode": False,
         "legend": {"orientation": "h", "x": 0, "y": 1, "yref": "container", "yanchor": "top", "itemclick": False, "itemdoubleclick": False},
@@ -72,7 +73,7 @@ def distribution(
     }  # fmt: skip
     if bound_s is not None and bound_s > 0:
         layout |= _bound(bound_s, is_tail, theme)
-    return go.Figure({"data": traces, "layout": layout})
+    return unchecked(traces, layout)
 
 
 def alt_text(curves: Mapping[Side, Curve], title: str, names: Mapping[Side, str]) -> str:

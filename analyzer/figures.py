@@ -12,15 +12,14 @@ from __future__ import annotations
 import html
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import numpy as np
 import plotly.graph_objects as go
-import plotly.io
 
 from analyzer.look import Side, Theme, faded
 from analyzer.marks import Mark, in_words, pen, traces_of, values_of
+from analyzer.unchecked import measured_once, unchecked
 
 GAP_PX = 40  # between rows: room for the next row's title
 TOP_PX = 58  # legend, and the first row's title
@@ -28,6 +27,7 @@ BOTTOM_PX = 48
 STRIP_PX = 2  # of the axis below the first row
 STRIP_HEIGHT_PX = 46  # of the overview
 LEFT_PX = 50  # a label such as 12,000
+RIGHT_PX = 22  # half of one at the last tick
 WHOLE_UNITS = ("blocks", "requests", "tokens")
 CONFIG: dict[str, Any] = {
     "displaylogo": False,
@@ -150,9 +150,10 @@ def timeline(
         "xaxis": _x_axis(axis, len(rows), theme),
         "shapes": drawing.shapes,
         "annotations": drawing.annotations,
-        "template": _template(theme.template),
     }
-    return go.Figure({"data": drawing.traces, "layout": layout}, _validate=checked)
+    if not checked:
+        return unchecked(drawing.traces, layout)
+    return go.Figure({"data": drawing.traces, "layout": measured_once(layout)})
 
 
 def shares_below(
@@ -190,7 +191,7 @@ def shares_below(
         "title": {"text": title, "font": font, "standoff": 6},
     }
     layout["yaxis"] = {**axis, "range": [0, 101], "ticksuffix": " %", "nticks": 6}
-    return go.Figure({"data": traces, "layout": layout})
+    return unchecked(traces, layout)
 
 
 def overview(
@@ -224,7 +225,7 @@ def overview(
     edge = {"type": "line", "yref": "paper", "y0": 0, "y1": 1, "line": {"color": theme.muted}}
     layout = _layout(STRIP_HEIGHT_PX, theme) | {
         "height": STRIP_HEIGHT_PX,
-        "margin": {"l": LEFT_PX, "r": 10, "t": 4, "b": 4, "pad": 0},
+        "margin": {"l": LEFT_PX, "r": RIGHT_PX, "t": 4, "b": 4, "pad": 0},
         "dragmode": "select",
         "selectdirection": "h",
         "hovermode": False,
@@ -236,7 +237,7 @@ def overview(
         "xaxis": {"range": [low, high], "visible": False, "fixedrange": True},
         "yaxis": {"range": [0, top], "visible": False, "fixedrange": True},
     }
-    return go.Figure({"data": traces, "layout": layout})
+    return unchecked(traces, layout)
 
 
 def for_export(fig: go.Figure) -> go.Figure:
@@ -275,13 +276,6 @@ class _Drawing:
         """Put text somewhere, without an arrow."""
         font = {"size": size, "color": colour}
         self.annotations.append({"text": text, "showarrow": False, "font": font, **place})
-
-
-@cache
-def _template(name: str) -> dict[str, Any]:
-    """The template of that name, as Plotly's checks would put it in its place."""
-    found: dict[str, Any] = plotly.io.templates[name].to_plotly_json()
-    return found
 
 
 def _nth(i: int) -> str:
@@ -503,7 +497,7 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
         "plot_bgcolor": theme.ground,  # the cursor's line gets a halo of this colour
         "font": {"family": family, "color": theme.text, "size": 12},
         "height": inner_px + TOP_PX + BOTTOM_PX,
-        "margin": {"l": LEFT_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        "margin": {"l": LEFT_PX, "r": RIGHT_PX, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         "hovermode": "x unified",
         "hoversubplots": "axis",
         "hoverdistance": 60,

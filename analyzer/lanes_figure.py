@@ -31,6 +31,7 @@ from analyzer.lane_rows import (
 from analyzer.lanes import PHASES
 from analyzer.lanes_picture import phases_in_words
 from analyzer.look import Theme, seconds
+from analyzer.unchecked import unchecked
 
 __all__ = [
     "HEIGHTS",
@@ -49,6 +50,7 @@ __all__ = [
 
 TOP_PX = 70
 BOTTOM_PX = 44
+RIGHT_PX = 20  # half of a label such as 40,000
 
 
 def lanes_figure(rows: Sequence[Row], shown: tuple[float, float], theme: Theme) -> go.Figure:
@@ -65,7 +67,7 @@ def lanes_figure(rows: Sequence[Row], shown: tuple[float, float], theme: Theme) 
         "shapes": canvas.shapes,
         "annotations": canvas.annotations,
     }
-    return go.Figure({"data": canvas.traces, "layout": layout})
+    return unchecked(canvas.traces, layout)
 
 
 def alt_text(rows: Sequence[Row], shown: tuple[float, float]) -> str:
@@ -140,7 +142,7 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
             "size": 12,
         },
         "height": inner_px + TOP_PX + BOTTOM_PX,
-        "margin": {"l": LEFT_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        "margin": {"l": LEFT_PX, "r": RIGHT_PX, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         "hovermode": "closest",
         "hoverdistance": 30,
         "spikedistance": -1,

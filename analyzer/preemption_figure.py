@@ -18,6 +18,7 @@ from analyzer.lanes_figure import HEIGHTS, LABELS, phase_colour
 from analyzer.look import Side, Theme, faded, seconds
 from analyzer.marks import pen
 from analyzer.preemption_around import Around, Lane
+from analyzer.unchecked import unchecked
 
 LANE_PX = 19
 BLOCKS_PX = 96
@@ -40,7 +41,7 @@ def lanes_around(found: Around, side: Side, theme: Theme) -> go.Figure:
     data = [*_blocks(found, side, theme), *_bars(found, theme)]
     layout = {
         **base_layout(inner + TOP_PX + BOTTOM_PX, theme, legend_y=1 + TITLE_PX / inner),
-        "margin": {"l": LABEL_PX, "r": 10, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
+        "margin": {"l": LABEL_PX, "r": 22, "t": TOP_PX, "b": BOTTOM_PX, "pad": 0},
         "barmode": "overlay",
         "bargap": 0,
         "xaxis": _time_axis(found.shown, theme),
@@ -49,7 +50,7 @@ def lanes_around(found: Around, side: Side, theme: Theme) -> go.Figure:
         "shapes": _moments(found, theme),
         "annotations": _words(found, lanes_top, theme),
     }
-    return go.Figure({"data": data, "layout": layout})
+    return unchecked(data, layout)
 
 
 def alt_around(found: Around, title: str) -> str:

@@ -14,6 +14,7 @@ import polars as pl
 from analyzer.look import Side, Theme, faded, seconds
 from analyzer.preemption_figure import base_layout, plain_axis
 from analyzer.preemption_totals import Otherwise
+from analyzer.unchecked import unchecked
 
 _BAR_PX = 30
 _HATCH: dict[Side, str] = {"A": "", "B": "/", "C": "x"}
@@ -55,7 +56,7 @@ def otherwise_bars(found: Mapping[Side, Sequence[Otherwise]], theme: Theme) -> g
         "yaxis": {**plain_axis(theme), "tickmode": "array", "tickvals": list(range(len(labels))), "ticktext": labels,
                   "range": [len(labels) - 0.5, -0.5], "showgrid": False},
     }  # fmt: skip
-    return go.Figure({"data": [data], "layout": layout})
+    return unchecked([data], layout)
 
 
 def alt_otherwise(found: Mapping[Side, Sequence[Otherwise]]) -> str:
@@ -91,13 +92,13 @@ def repeats_bars(table: pl.DataFrame, theme: Theme) -> go.Figure:
     ]
     layout = {
         **base_layout(230, theme),
-        "margin": {"l": 56, "r": 10, "t": 30, "b": 44, "pad": 0},
+        "margin": {"l": 56, "r": 16, "t": 30, "b": 44, "pad": 0},
         "barmode": "group",
         "bargap": 0.3,
         "xaxis": {**plain_axis(theme), "type": "category", "showgrid": False, "title": _title("Times evicted", theme)},
         "yaxis": {**plain_axis(theme), "rangemode": "tozero", "nticks": 5, "tickformat": ",d", "title": _title("Requests", theme)},
     }  # fmt: skip
-    return go.Figure({"data": data, "layout": layout})
+    return unchecked(data, layout)
 
 
 def alt_repeats(table: pl.DataFrame) -> str:
