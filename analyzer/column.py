@@ -8,48 +8,12 @@ knows arrays and groups, and nothing of recordings.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
-MOST_GROUPS = 50_000
-_LEAST_GROUP = 64
-_PIECE = 1 << 20  # values looked at in one go; a multiple of every group's size
+from traces import column_groups
+from traces.column_groups import Groups, group_size
 
-
-def group_size(num_values: int) -> int:
-    """A power of two, so that there are at most MOST_GROUPS groups."""
-    size = _LEAST_GROUP
-    while num_values > size * MOST_GROUPS:
-        size *= 2
-    return size
-
-
-@dataclass(frozen=True)
-class Groups:
-    """What is known of each group of a column. least, greatest: [groups]; upto: [groups + 1], the sum of
-    all values before each group, and of all."""
-
-    least: np.ndarray
-    greatest: np.ndarray
-    upto: np.ndarray
-
-    @classmethod
-    def of(cls, values: np.ndarray) -> Groups:
-        """Look at all values once, a piece at a time."""
-        kind = np.float64 if values.dtype.kind == "f" else np.int64
-        found: list[tuple[np.ndarray, ...]] = []
-        for piece, starts in _pieces(values, group_size(len(values))):
-            least, greatest = (f.reduceat(piece, starts) for f in (np.minimum, np.maximum))
-            found.append((least, greatest, np.add.reduceat(piece, starts, dtype=kind)))
-        if not found:
-            return cls(values[:0], values[:0], np.zeros(1, kind))
-        least, greatest, sums = (np.concatenate(part) for part in zip(*found, strict=True))
-        return cls(least, greatest, _upto(sums))
-
-    @property
-    def arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        return self.least, self.greatest, self.upto
+__all__ = ["Area", "Column", "Groups", "area_of_groups", "group_size"]
 
 
 class Column:
@@ -168,19 +132,16 @@ def area_of_groups(values: np.ndarray, edges: np.ndarray) -> np.ndarray:
         widths = np.diff(edges[done : done + len(piece) + 1])
         sums.append(np.add.reduceat(piece * widths, starts))
         done += len(piece)
-    return _upto(np.concatenate([np.empty(0), *sums]))
+    return np.concatenate([np.zeros(1), np.cumsum(np.concatenate([np.empty(0), *sums]))])
 
 
 def _pieces(values: np.ndarray, size: int) -> list[tuple[np.ndarray, np.ndarray]]:
     """The values a piece at a time, each with where its groups start."""
+    many = column_groups.PIECE
     return [
         (piece, np.arange(0, len(piece), size))
-        for piece in (values[i : i + _PIECE] for i in range(0, len(values), _PIECE))
+        for piece in (values[i : i + many] for i in range(0, len(values), many))
     ]
-
-
-def _upto(sums: np.ndarray) -> np.ndarray:
-    return np.concatenate([np.zeros(1, sums.dtype), np.cumsum(sums)])
 
 
 def _sums_to(values: np.ndarray, upto: np.ndarray, size: int, rows: np.ndarray) -> np.ndarray:

@@ -57,17 +57,25 @@ class Run:
         """A column of `steps` that answers for any stretch of steps; for columns without nulls."""
         if name not in self._columns:
             values = self.steps[name].to_numpy()
-            groups = None
-            if self.files is not None:
-                made = self.files.arrays(f"groups-{name}", lambda: Groups.of(values).arrays)
-                groups = Groups(*made)
-            self._columns[name] = Column(values, groups)
+            self._columns[name] = Column(values, self._groups(name, values))
         return self._columns[name]
+
+    def _groups(self, name: str, values: np.ndarray) -> Groups | None:
+        """Of a column of a long run; None for a short one, of which they are made at once."""
+        if self.files is None or self.recording.mapped is None:
+            return None
+        found = self.recording.mapped.groups(name)
+        if found is not None:
+            return found
+        made = self.files.arrays(f"groups-{name}", lambda: Groups.of(values).arrays)
+        return Groups(*made)
 
     def edges(self, by: str, total_tokens: int = 0, scale: float = 1.0) -> np.ndarray:
         """`axis_edges` of this run, times `scale`: [steps + 1]."""
         if self.files is None:
             return axis_edges(self.steps, self.requests, by, total_tokens) * scale
+        if by == "time" and scale == 1.0 and self.recording.mapped is not None:
+            return self.recording.mapped.edges_s()
         return self.files.numbers(
             f"edges-{_axis_name(by, total_tokens)}",
             lambda: (

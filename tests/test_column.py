@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from analyzer import column as column_module
 from analyzer import stats
 from analyzer.align import means_on_grid, on_grid, sums_on_grid
 from analyzer.column import Area, Column, Groups, group_size
 from analyzer.downsample import bucket_sums, downsample, sums_in_buckets, thin
+from traces import column_groups
 
 SEEDS = range(60)
 
@@ -19,7 +19,7 @@ SEEDS = range(60)
 @pytest.fixture(autouse=True)
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     """Columns of a few thousand values are looked at in several pieces."""
-    monkeypatch.setattr(column_module, "_PIECE", 512)
+    monkeypatch.setattr(column_groups, "PIECE", 512)
 
 
 def world(seed: int) -> tuple[np.random.Generator, np.ndarray, np.ndarray]:

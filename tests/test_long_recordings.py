@@ -19,7 +19,6 @@ from polars.testing import assert_frame_equal
 from streamlit.testing.v1 import AppTest
 
 from analyzer import align, figures, run_figures, run_files
-from analyzer import column as column_module
 from analyzer.aligned import Aligned, Alignment, data_table, range_sums
 from analyzer.look import LIGHT
 from analyzer.marks import Band, Bars, Line
@@ -38,6 +37,7 @@ from analyzer.timeline_rows import ROWS, timeline_rows
 from analyzer.timeline_view import View
 from tests.builders import POOL, make_meta, record, write
 from tests.long_worlds import NUM_STEPS, finished, keep, tables
+from traces import column_groups
 from traces.mapped_tables import Keep
 from traces.recording import open_recording
 
@@ -50,7 +50,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def both(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Run, Run]:
     """One recording, kept and read; columns are looked at in several pieces."""
-    monkeypatch.setattr(column_module, "_PIECE", 512)
+    monkeypatch.setattr(column_groups, "PIECE", 512)
     monkeypatch.setattr(align, "PIECE", 300)
     path = write(tmp_path / "r", rows_per_part=700, **tables())
     long = Run("long", open_recording(path, keep=keep(tmp_path / "kept")))

@@ -14,9 +14,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from analyzer.run import Run
 from tests.builders import POOL, make_events, make_meta, make_requests, make_steps, write
 from tests.long_worlds import keep, tables
-from traces import recording_pieces
+from traces import column_groups, recording_pieces
 from traces.errors import RecordingError
 from traces.recording import open_recording
 from traces.recording_files import metadata_bytes, write_closed
@@ -113,6 +114,7 @@ def test_a_column_of_later_rows_is_read_where_the_batch_is_a_slice() -> None:
 def small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recording_pieces, "PIECE_ROWS", 40)
     monkeypatch.setattr(recording_pieces, "BATCH_ROWS", 16)
+    monkeypatch.setattr(recording_pieces, "STEPS_ROWS", 16)
 
 
 def in_row_groups(root: Path, given: dict[str, pa.Table], rows: int) -> Path:
@@ -147,6 +149,62 @@ def test_pieces_of_a_part_are_kept_in_their_order(tmp_path: Path, rows: int) -> 
     assert found.steps["num_decode"].to_list() == nulls
     assert found.steps["num_chunks"].null_count() == 500
     assert found.steps["chunk_tokens"].to_list() == list(range(500))
+
+
+@pytest.mark.usefixtures("small_pieces")
+@pytest.mark.parametrize("rows", [7, 16, 64, 500])
+def test_groups_that_were_made_in_pieces_are_those_of_all_rows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+) -> None:
+    monkeypatch.setattr(column_groups, "LEAST_GROUP", 8)
+    given = tables(500)
+    path = in_row_groups(tmp_path / "r", given, rows)
+
+    found = open_recording(path, keep=keep(tmp_path / "kept")).mapped
+
+    assert found is not None
+    for column in STEPS.columns:
+        groups = found.groups(column.name)
+        assert (groups is None) == column.nullable, column.name
+        if groups is None:
+            continue
+        values = np.array(given["steps"][column.name].to_pylist())
+        groups_of_8 = [values[i : i + 8] for i in range(0, 500, 8)]
+        assert groups.least.tolist() == [v.min() for v in groups_of_8], column.name
+        assert groups.greatest.tolist() == [v.max() for v in groups_of_8], column.name
+        sums = np.concatenate([[0], np.cumsum([v.sum() for v in groups_of_8])])
+        assert groups.upto == pytest.approx(sums, rel=1e-12), column.name
+        assert groups.least.dtype == column.type.to_pandas_dtype()
+
+
+def test_the_end_of_the_last_step_is_kept_behind_the_starts(tmp_path: Path) -> None:
+    given = tables(500)
+    path = write(tmp_path / "r", **given)
+
+    found = open_recording(path, keep=keep(tmp_path / "kept")).mapped
+
+    assert found is not None
+    starts, durations = (given["steps"][n].to_pylist() for n in ("t_start_s", "duration_s"))
+    assert found.edges_s().tolist() == [*starts, starts[-1] + durations[-1]]
+
+
+@pytest.mark.usefixtures("small_pieces")
+def test_groups_are_not_kept_where_stated_rows_were_lost(tmp_path: Path) -> None:
+    given = tables(400)
+    path = write(tmp_path / "r", rows_per_part=100, closed=False, **given)
+    last = path / "steps" / "part-00003.parquet"
+    raw = bytearray(last.read_bytes())
+    raw[40:400] = bytes(360)  # its head is sound, its rows are not
+    last.write_bytes(raw)
+
+    found = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert found.steps.height == 300
+    assert found.mapped is not None
+    assert found.mapped.groups("used_blocks") is None
+    run = Run("file:x", found)
+    column = run.column("used_blocks")
+    assert column.greatest == max(given["steps"]["used_blocks"].to_pylist()[:300])
 
 
 @pytest.mark.usefixtures("small_pieces")

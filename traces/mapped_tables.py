@@ -8,7 +8,9 @@ forgotten, is known by its caller (`Keep`).
 
     checked.json         what the check found: rows, notes, status; written last
     steps/<column>.bin   little-endian numbers of the contract's type; stretches of zeros take no disk
+    steps/t_start_s.bin  has one number more, the end of the last step
     steps/<column>.valid one bit a row, only where the column holds a null
+    steps/<column>.groups what is known of its groups (`column_groups`), of a column that cannot be null
     events/00000.arrow   one file a stretch of rows
     recording/           what a zip held
 """
@@ -28,10 +30,11 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from traces.column_groups import Groups, group_size
 from traces.recording_laws import polars_type
 from traces.schema import STEPS, Table, table
 
-LAYOUT = 1  # another one is written anew
+LAYOUT = 2  # another one is written anew
 LONG_ROWS = 200_000  # of all tables together; shorter recordings are read into memory
 MAPPED = ("steps", "events", "requests")
 UNPACKED = "recording"
@@ -73,6 +76,22 @@ class MappedTables:
     def frame(self, name: str) -> pl.DataFrame | None:
         """The table; None for one that is not kept."""
         return self._frames.get(name)
+
+    def edges_s(self) -> np.ndarray:
+        """Where each step begins, and where the last ends: [steps + 1] in seconds, mapped."""
+        if not self._num_steps:
+            return np.empty(0)
+        path = self.folder / "steps" / "t_start_s.bin"
+        return np.asarray(np.memmap(path, np.float64, "r", shape=(self._num_steps + 1,)))
+
+    def groups(self, column: str) -> Groups | None:
+        """Of a column of `steps`; None where they are not kept, or of another size."""
+        try:
+            found = Groups.load(self.folder / "steps" / f"{column}.groups")
+        except (OSError, ValueError, KeyError, EOFError):
+            return None
+        size = group_size(self._num_steps)
+        return found if len(found.least) == -(-self._num_steps // size) else None
 
     def _steps(self, spec: Table) -> pl.DataFrame:
         columns = [

@@ -263,8 +263,9 @@ def _look(root: Path, label: str, keep: Keep | None) -> Recording:
     closed, open_note = read_closed(root)
     meta = first_meta(root, label)
     reading = Reading(root, label, closed, meta, [open_note] if open_note else [])
-    if keep is not None and (total := _count_rows(root, label)) > keep.long_rows:
-        reading.writer = TableWriter(keep, total, label)
+    rows = _count_rows(root, label) if keep is not None else {}
+    if keep is not None and (total := sum(rows.values())) > keep.long_rows:
+        reading.writer = TableWriter(keep, rows[STEPS.name], label)
         reading.workers = Threads(partial(_tell, reading, keep, total))
     try:
         with reading.workers:
@@ -283,14 +284,14 @@ def _tell(reading: Reading, keep: Keep, total: int) -> None:
         keep.progress(reading.num_checked, total)
 
 
-def _count_rows(root: Path, label: str) -> int:
-    """Rows that the parts of all tables say they have; a damaged part says nothing."""
-    total = 0
+def _count_rows(root: Path, label: str) -> dict[str, int]:
+    """Rows that the parts of each table say they have; a damaged part says nothing."""
+    rows = dict.fromkeys((spec.name for spec in TABLES), 0)
     for spec in TABLES:
         for part in list_parts(root, spec, label)[0]:
             with suppress(*DAMAGE):
-                total += pq.read_metadata(part).num_rows
-    return total
+                rows[spec.name] += pq.read_metadata(part).num_rows
+    return rows
 
 
 def _checked(reading: Reading, label: str) -> Recording:

@@ -25,7 +25,7 @@ from traces.schema import STEPS, Table
 from traces.table_writer import RowsWriter, TableWriter
 
 BATCH_ROWS = 65_536
-STEPS_ROWS = 32_768  # have many columns
+STEPS_ROWS = 131_072  # a fifth less work than 32,768; 25 MB a thread
 PIECE_ROWS = 524_288  # more where a row group is larger
 
 
@@ -125,7 +125,7 @@ class Checker:
             rows = None
             if self.writer is not None and self.spec.name in MAPPED and self.spec is not STEPS:
                 rows = stack.enter_context(self.writer.rows(self.spec.name, piece.number))
-            size = min(STEPS_ROWS, BATCH_ROWS) if self.spec is STEPS else BATCH_ROWS
+            size = STEPS_ROWS if self.spec is STEPS else BATCH_ROWS
             for batch in file.iter_batches(
                 size, list(piece.row_groups), list(piece.columns), use_threads=False
             ):
@@ -149,7 +149,7 @@ class Checker:
 
     def _steps(self, batch: pa.RecordBatch, law: Law | None, here: Place, at: int) -> None:
         assert isinstance(law, StepLaws)
-        columns = numbers_of(batch)
+        columns = numbers_of(batch, at, self.writer.group_size if self.writer else 0)
         if not steps_hold(columns, law):
             self._look_closely(to_polars(batch, self.spec), law, here)
         if self.writer is not None:

@@ -8,12 +8,13 @@ batch, never yes to another one. A yes goes on with the state of the laws, as th
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import cache
+from functools import cache, lru_cache
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from traces.column_groups import Stretch
 from traces.recording_laws import (
     MOST,
     MOST_SEGMENT,
@@ -30,29 +31,34 @@ from traces.table_writer import Numbers
 _NEGATIVE = ("priority",)  # may be less than 0
 
 
-def numbers_of(batch: pa.RecordBatch) -> dict[str, Numbers]:
-    """The columns of a batch of `steps` that it has, as numbers."""
-    return {name: _numbers(batch.column(name)) for name in batch.schema.names}
+def numbers_of(batch: pa.RecordBatch, at: int = 0, group_size: int = 0) -> dict[str, Numbers]:
+    """The columns of a batch of `steps` that it has, at least one row, as numbers. at: its first row in
+    the table; group_size: of the groups of columns without nulls, 0 where nobody asks for them."""
+    return {name: _numbers(batch.column(name), at, group_size) for name in batch.schema.names}
 
 
-def _numbers(column: pa.Array) -> Numbers:
+def _numbers(column: pa.Array, at: int, group_size: int) -> Numbers:
     """Its buffer as it is: `to_numpy` would load pandas, 0.4 s."""
     kind = column.type.to_pandas_dtype()
     if column.null_count == len(column):
-        nothing = np.zeros(len(column), kind)
-        return (
-            Numbers(nothing, np.zeros(len(column), np.bool_))
-            if len(column)
-            else Numbers(nothing)
-        )
+        return _nothing(len(column), kind)
     start, stop = column.offset, column.offset + len(column)
     bits, data = column.buffers()
     values = np.frombuffer(data, kind)[start:stop]
     if not column.null_count:
-        return Numbers(values)
+        return Numbers(
+            values, stretch=Stretch.of(values, at, group_size) if group_size else None
+        )
     valid = np.unpackbits(np.frombuffer(bits, np.uint8), count=stop, bitorder="little")
     valid = valid[start:].view(np.bool_)
     return Numbers(np.where(valid, values, values.dtype.type(0)), valid)
+
+
+@lru_cache(maxsize=16)
+def _nothing(num: int, kind: type[np.generic]) -> Numbers:
+    values, valid = np.zeros(num, kind), np.zeros(num, np.bool_)
+    values.flags.writeable = valid.flags.writeable = False
+    return Numbers(values, valid, is_nothing=True)
 
 
 def steps_hold(columns: Mapping[str, Numbers], laws: StepLaws) -> bool:
@@ -65,7 +71,7 @@ def steps_hold(columns: Mapping[str, Numbers], laws: StepLaws) -> bool:
             return False
         most = MOST.get(column.name, np.inf)
         # the greatest of all is below infinity where the column is of reals; NaN compares as false
-        if not (found.values.min() >= 0 and found.values.max() <= min(most, _GREATEST)):
+        if not (found.least >= 0 and found.greatest <= min(most, _GREATEST)):
             return False
     return _steps_follow(columns, laws)
 

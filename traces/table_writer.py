@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any, BinaryIO
@@ -22,6 +23,7 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
+from traces.column_groups import GroupsInMaking, Stretch, group_size
 from traces.errors import FileError
 from traces.mapped_tables import (
     CHECKED,
@@ -40,31 +42,54 @@ _PIECE = 1 << 20
 
 @dataclass(frozen=True)
 class Numbers:
-    """Rows of a column of `steps`. values: [n], 0 where there is none; valid: [n] of bool, None where
-    all rows have a value."""
+    """Rows of a column of `steps`, at least one. values: [n], 0 where there is none; valid: [n] of bool,
+    None where all rows have a value; stretch: what they add to the column's groups, where that was asked
+    for; is_nothing: no row has a value."""
 
     values: np.ndarray
     valid: np.ndarray | None = None
+    stretch: Stretch | None = None
+    is_nothing: bool = False
+
+    @cached_property
+    def least(self) -> float:
+        if self.is_nothing:
+            return 0
+        return (self.values if self.stretch is None else self.stretch.least).min()  # type: ignore[no-any-return]  # a number of numpy
+
+    @cached_property
+    def greatest(self) -> float:
+        if self.is_nothing:
+            return 0
+        return (self.values if self.stretch is None else self.stretch.greatest).max()  # type: ignore[no-any-return]  # as above
+
+    @property
+    def reads_as_zeros(self) -> bool:
+        """Whether all values are zeros without a sign, which a file need not hold."""
+        if self.is_nothing:
+            return True
+        return self.least == self.greatest == 0 and not self.values.view(np.uint8).any()
 
 
 class TableWriter:
     """Writes checked batches below a name of its own, and gives the folder its name when all is there.
 
-    Raises FileError where the disk does not take it.
+    num_steps: as the parts say. Raises FileError where the disk does not take it.
     """
 
-    def __init__(self, keep: Keep, total_rows: int, label: str) -> None:
+    def __init__(self, keep: Keep, num_steps: int, label: str) -> None:
         self.keep = keep
-        self.total = total_rows
         self.label = label
         self.folder = temporary(keep.folder)
-        self._steps = _Columns(self.folder / "steps")
+        self.group_size = group_size(num_steps)
+        self._steps = _Columns(self.folder / "steps", num_steps, self.group_size)
         with self._disk():
             for name in MAPPED:
                 (self.folder / name).mkdir(parents=True)
 
     def add_steps(self, at: int, columns: Mapping[str, Numbers]) -> None:
-        """Rows of `steps` from row `at` on; a column that is not among them is null, or 0."""
+        """Rows of `steps` from row `at` on, each column without nulls with its stretch; a column that is
+        not among them is null, or 0."""
         with self._disk():
             self._steps.write(at, columns)
 
@@ -159,10 +184,13 @@ class _Validity:
 
 
 class _Columns:
-    """The columns of `steps`, a file each; which rows have a value as a byte a row until the end."""
+    """The columns of `steps`, a file each, and the groups of those that cannot be null; which rows have a
+    value as a byte a row until the end."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, num_rows: int, group_size: int) -> None:
         self.folder = folder
+        self._num_stated, self._group_size = num_rows, group_size
+        self._groups: dict[str, GroupsInMaking] = {}
         self._files: dict[str, BinaryIO] = {}
         self._locks = {c.name: threading.Lock() for c in STEPS.columns}
         self._opening = threading.Lock()
@@ -173,8 +201,12 @@ class _Columns:
             if not self._files:
                 self._open()
         for name, numbers in columns.items():
+            is_stated = at + len(numbers.values) <= self._num_stated  # a recorder may add some
+            if is_stated and name in self._groups and numbers.stretch is not None:
+                self._groups[name].add(numbers.stretch)
             with self._locks[name]:
-                _write_at(self._files[name], at * bytes_a_row(name), numbers.values)
+                if not numbers.reads_as_zeros:
+                    _write_at(self._files[name], at * bytes_a_row(name), numbers.values)
                 if name in self._nulls:
                     self._note(name, at, numbers)
         for name in self._nulls.keys() - columns.keys():
@@ -185,6 +217,9 @@ class _Columns:
             self._files[c.name] = self._new(f"{c.name}.bin")
             if c.nullable:
                 self._files[f"{c.name} valid"] = self._new(f"{c.name}.rows")
+            else:
+                kind = np.dtype(c.type.to_pandas_dtype())
+                self._groups[c.name] = GroupsInMaking(self._num_stated, kind, self._group_size)
 
     def _new(self, name: str) -> BinaryIO:
         return (self.folder / name).open("wb", buffering=0)
@@ -196,7 +231,7 @@ class _Columns:
             known.without.append((at, len(numbers.values)))
             return
         known.has_nulls = True
-        if numbers.valid.any():
+        if not numbers.is_nothing and numbers.valid.any():
             known.has_values = True
             _write_at(self._files[f"{name} valid"], at, numbers.valid)
 
@@ -213,11 +248,24 @@ class _Columns:
         for c in STEPS.columns:
             self._files[c.name].truncate(num_rows * bytes_a_row(c.name))
         self.close()
+        if num_rows:
+            self._append_end(num_rows)
+        if num_rows == self._num_stated:  # else some of them are of rows that were lost
+            for name, made in self._groups.items():
+                made.groups().save(self.folder / f"{name}.groups")
         for name, known in self._nulls.items():
             rows = self.folder / f"{name}.rows"
             if known.has_nulls:
                 _write_bits(rows, rows.with_suffix(".valid"), num_rows, known.has_values)
             rows.unlink()
+
+    def _append_end(self, num_rows: int) -> None:
+        """Put the end of the last step behind the starts of all."""
+        at = (num_rows - 1) * np.dtype(np.float64).itemsize
+        starts, durations = (self.folder / f"{n}.bin" for n in ("t_start_s", "duration_s"))
+        end = sum(np.fromfile(path, np.float64, offset=at) for path in (starts, durations))
+        with starts.open("ab") as file:
+            file.write(np.asarray(end).tobytes())
 
     def close(self) -> None:
         for file in self._files.values():
@@ -225,11 +273,8 @@ class _Columns:
 
 
 def _write_at(file: BinaryIO, at: int, values: np.ndarray) -> None:
-    """Write numbers at that byte; zeros are passed over, and read as zeros all the same."""
-    whole = np.ascontiguousarray(values).view(np.uint8)
-    if not values.any() and not whole.any():  # a zero may have a sign
-        return
-    raw = whole.data
+    """Write numbers at that byte."""
+    raw = np.ascontiguousarray(values).view(np.uint8).data
     file.seek(at)
     while len(raw):
         raw = raw[file.write(raw) :]
