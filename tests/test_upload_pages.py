@@ -168,6 +168,32 @@ def test_a_dropped_table_of_a_sweep_is_opened(store: Store, way: str) -> None:
     assert f"shown: {entry.id}" in text_of(app)
 
 
+def test_an_empty_table_of_a_sweep_is_let_go_of_and_said(store: Store) -> None:
+    app = AppTest.from_function(the_sweeps, default_timeout=TIMEOUT_S).run()
+    shown = [c.value for c in app.caption if c.value.startswith("shown: ")]
+
+    app.file_uploader[0].set_value(("none.parquet", b"", "application/octet-stream")).run()
+
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "none.parquet: the file is empty. Check how it was written, and give one with content."
+    ]
+    assert [c.value for c in app.caption if c.value.startswith("shown: ")] == shown
+    assert app.file_uploader[0].value is None
+
+
+def test_more_evidence_than_is_read_at_once_is_said_and_none_left_out(store: Store) -> None:
+    app = AppTest.from_function(diagnose, default_timeout=TIMEOUT_S).run()
+
+    app.file_uploader[0].set_value([(f"{i}.log", LOG, "text/plain") for i in range(201)])
+    next(b for b in app.button if b.label == "Read and diagnose").click()
+    app.run()
+
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "evidence: 201 files were dropped. Give at most 200 at once."
+    ]
+    assert evidence_store().recent() == []
+
+
 @pytest.mark.parametrize("script", [the_sources, the_sweeps])
 def test_a_disk_that_is_full_is_said_with_the_name_of_the_file(store: Store, script) -> None:  # type: ignore[no-untyped-def]  # a function without arguments, read as text
     app = AppTest.from_function(script, default_timeout=TIMEOUT_S)

@@ -205,7 +205,7 @@ def test_settings_that_cannot_be_are_a_sentence_in_place_of_cards(small: str) ->
     ("name", "value", "said"),
     [
         ("max_num_seqs", "many", "give a whole number"),
-        ("max_num_seqs", "9" * 40, "give a whole number"),
+        ("max_num_seqs", "9" * 40, "give a whole number of at most 15 digits"),
         ("watermark", "nan", "give a number"),
         ("enable_prefix_caching", "perhaps", "give on or off"),
         ("policies", "swap", "give two of"),

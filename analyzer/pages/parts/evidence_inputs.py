@@ -117,7 +117,9 @@ def _take(pasted: str, uploads: list[Any], path: str, add: bool) -> None:
     elif add and before is not None and before.kind == "sample":
         ids += [store.link(g.path).id for g in files_of(before)]
     num = len(ids)
-    ids += [stored(store, upload).id for upload in uploads[:MAX_FILES]]
+    if len(uploads) > MAX_FILES:
+        raise EvidenceError("evidence", "", f"{len(uploads):,} files were dropped", f"Give at most {MAX_FILES} at once.")  # fmt: skip
+    ids += [stored(store, upload).id for upload in uploads]
     if path:
         ids += [store.link(p).id for p in _paths(path)]
     if pasted.strip():

@@ -5,6 +5,7 @@ It knows widgets and the store. A table that cannot be read is said, and what wa
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import streamlit as st
@@ -74,21 +75,19 @@ def source_section(is_sample: bool) -> None:
             "Recordings that were kept (--keep) can be compared where the folder is given by its path. Runs on your machine; nothing leaves it."
         )
         store = Store(default_root())
-        entry = None
         if given is not None:
-            entry = stored(store, given)
+            _use(lambda: stored(store, given))
         elif path.strip():
-            entry = store.link(Path(path.strip()))
-        if entry is not None:
-            _use(entry)
+            _use(lambda: store.link(Path(path.strip())))
         if not is_sample and st.button("Show the sample", key="sweep_sample"):
             state.show(state.SAMPLE)
             st.rerun()
 
 
-def _use(entry: Entry) -> None:
-    """Show that table if it can be read; the boxes are emptied either way."""
+def _use(given: Callable[[], Entry]) -> None:
+    """Show that table if it can be kept and read; the boxes are emptied either way."""
     try:
+        entry = given()
         _load(Path(entry.path), entry.name)
     except KVReplayError as error:
         st.session_state[state.FAULT] = error

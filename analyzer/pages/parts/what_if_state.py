@@ -158,7 +158,7 @@ def parse(name: str, text: str) -> Any:
     said = f"{name}={text[:_MOST_CHARS]}"
     if kind == "whole":
         if not _WHOLE.fullmatch(text):
-            raise ValueError(f"{said}: give a whole number.")
+            raise ValueError(f"{said}: give a whole number of at most 15 digits.")
         return int(text)
     if kind == "fraction":
         try:
