@@ -14,7 +14,7 @@ from tests.builders import make_blocks, write
 from tests.long_worlds import NUM_STEPS, keep, tables
 from traces import recording_pieces, table_writer
 from traces.errors import FileError, RecordingError
-from traces.mapped_tables import Keep
+from traces.mapped_tables import LAYOUT, Keep
 from traces.recording import Recording, open_recording, zip_recording
 
 
@@ -101,7 +101,7 @@ def test_kept_files_that_are_damaged_are_made_again(tmp_path: Path, damage: str)
         (home / "checked.json").write_text("{")
     else:
         facts = (home / "checked.json").read_text()
-        (home / "checked.json").write_text(facts.replace('"layout": 1', '"layout": 0'))
+        (home / "checked.json").write_text(facts.replace(f'"layout": {LAYOUT}', '"layout": 0'))
 
     found = open_recording(path, keep=keep(tmp_path / "kept"))
 
@@ -191,18 +191,32 @@ def test_a_stop_half_way_leaves_nothing_behind(tmp_path: Path) -> None:
     assert left_in(tmp_path / "kept") == []
 
 
-def test_a_full_disk_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("where", ["_write_at", "_Holed.write", "_Holed.close"])
+def test_a_full_disk_is_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str
+) -> None:
     path = write(tmp_path / "r", **tables())
 
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(table_writer, "_write_at", full)
+    monkeypatch.setattr(f"traces.table_writer.{where}", full)
 
     with pytest.raises(FileError, match=r"No space left on device.*KV_REPLAY_CACHE"):
         open_recording(path, keep=keep(tmp_path / "kept"))
 
     assert left_in(tmp_path / "kept") == []
+
+
+def test_long_zeros_are_read_as_they_were_written(tmp_path: Path) -> None:
+    pieces = [b"a", bytes(table_writer._LONG_ZEROS), b"b" * 70_000, bytes(100_000)]
+
+    with table_writer._Holed(tmp_path / "file") as file:
+        for piece in pieces:
+            assert file.write(piece) == len(piece)
+        assert file.tell() == sum(map(len, pieces))
+
+    assert (tmp_path / "file").read_bytes() == b"".join(pieces)
 
 
 # ---- the store ------------------------------------------------------------------------------------

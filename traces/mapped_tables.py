@@ -68,13 +68,14 @@ class MappedTables:
         self.folder = folder
         self._num_steps = int(facts["num_steps"])
         self._files = {name: int(n) for name, n in facts["files"].items()}
-        self._frames = {
-            spec.name: self._steps(spec) if spec is STEPS else self._rows(spec)
-            for spec in map(table, MAPPED)
-        }
+        self._frames = {STEPS.name: self._steps(STEPS)}
+        self._mapped = {name: self._open(name) for name in MAPPED if name != STEPS.name}
 
     def frame(self, name: str) -> pl.DataFrame | None:
-        """The table; None for one that is not kept."""
+        """The table; None for one that is not kept. Events and requests become a frame when they are
+        first asked for, which takes a look at all their texts."""
+        if name not in self._frames and name in self._mapped:
+            self._frames[name] = self._rows(table(name))
         return self._frames.get(name)
 
     def edges_s(self) -> np.ndarray:
@@ -113,12 +114,14 @@ class MappedTables:
         mask = None if bits is None else pa.py_buffer(np.asarray(bits))
         return pa.Array.from_buffers(type_, rows, [mask, pa.py_buffer(np.asarray(values))])
 
+    def _open(self, name: str) -> list[pa.ipc.RecordBatchFileReader]:
+        """The table's files, mapped: they can be read though somebody removes them."""
+        folder = self.folder / name
+        return [_mapped(folder / f"{i:05d}.arrow") for i in range(self._files.get(name, 0))]
+
     def _rows(self, spec: Table) -> pl.DataFrame:
         empty = pl.DataFrame(schema={c.name: polars_type(c) for c in spec.columns})
-        parts = []
-        for number in range(self._files.get(spec.name, 0)):
-            found = map_rows(self.folder / spec.name / f"{number:05d}.arrow")
-            parts.append(found.cast(empty.schema))
+        parts = [_frame(file).cast(empty.schema) for file in self._mapped[spec.name]]
         return pl.concat([empty, *parts], rechunk=False)
 
 
@@ -131,8 +134,15 @@ def write_rows(path: Path, frame: pl.DataFrame) -> None:
 
 def map_rows(path: Path) -> pl.DataFrame:
     """The table of an Arrow file, loaded as it is looked at. Raises OSError or ValueError."""
-    rows = pa.ipc.open_file(pa.memory_map(str(path))).read_all()
-    return pl.DataFrame(pl.from_arrow(rows, rechunk=False))
+    return _frame(_mapped(path))
+
+
+def _mapped(path: Path) -> pa.ipc.RecordBatchFileReader:
+    return pa.ipc.open_file(pa.memory_map(str(path)))
+
+
+def _frame(file: pa.ipc.RecordBatchFileReader) -> pl.DataFrame:
+    return pl.DataFrame(pl.from_arrow(file.read_all(), rechunk=False))
 
 
 def kept_facts(folder: Path) -> dict[str, Any] | None:

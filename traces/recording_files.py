@@ -10,8 +10,10 @@ import json
 import os
 import re
 import shutil
+import threading
 import zipfile
 from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -29,6 +31,7 @@ PART_NAME = re.compile(r"part-(\d{5,})\.parquet")
 COMPLETED = "completed"  # how a run ended that did all that was asked of it
 ROW_GROUP_ROWS = 262_144
 MAX_UNZIPPED_BYTES = 8 * 1024**3
+EXTRACTING = 2  # members of a zip at a time
 MAX_ZIP_MEMBERS = 20_000
 MAX_ZIP_RATIO = 200  # Parquet is compressed already: real recordings stay below 10
 
@@ -138,9 +141,17 @@ def unzip_recording(
             members = _members(archive, archive_path.stat().st_size, label, names)
             if not members:
                 raise RecordingError(label, "", "the zip holds no recording", _layout_remedy())
-            budget = MAX_UNZIPPED_BYTES
-            for inside, member in members.items():
-                budget -= _extract(archive, member, target / inside, budget, label)
+            budget = _Budget(label)
+            with ThreadPoolExecutor(EXTRACTING) as pool:  # checking sums and copying, both in C
+                started = [
+                    pool.submit(_extract, archive, member, target / inside, budget)
+                    for inside, member in members.items()
+                ]
+                try:
+                    for extracted in started:
+                        extracted.result()
+                finally:
+                    pool.shutdown(wait=True, cancel_futures=True)
     except ZIP_DAMAGE as error:
         raise RecordingError(
             label, "", f"the zip cannot be read ({error})", "Make or upload the zip again."
@@ -203,24 +214,37 @@ def _inside(path: PurePosixPath, tables: frozenset[str]) -> PurePosixPath | None
     return None
 
 
+class _Budget:
+    """Bytes that may still be unpacked: the sizes a zip states may lie, so they are counted."""
+
+    def __init__(self, label: str) -> None:
+        self._label = label
+        self._left = MAX_UNZIPPED_BYTES
+        self._counting = threading.Lock()
+
+    def spend(self, num_bytes: int, member: zipfile.ZipInfo) -> None:
+        """Raises RecordingError where there are too few left."""
+        with self._counting:
+            self._left -= num_bytes
+            if self._left >= 0:
+                return
+        raise RecordingError(
+            self._label,
+            f"member {member.filename!r}",
+            f"the zip unpacks to more than {MAX_UNZIPPED_BYTES / 1e9:,.0f} GB",
+            "Unpack it yourself and open the folder, if you trust it.",
+        )
+
+
 def _extract(
-    archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, budget: int, label: str
-) -> int:
-    """Copy one member out; returns its bytes. The sizes a zip states may lie, so they are counted."""
+    archive: zipfile.ZipFile, member: zipfile.ZipInfo, target: Path, budget: _Budget
+) -> None:
+    """Copy one member out."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    written = 0
     with archive.open(member) as source, target.open("wb") as sink:
         while chunk := source.read(1 << 20):
-            written += len(chunk)
-            if written > budget:
-                raise RecordingError(
-                    label,
-                    f"member {member.filename!r}",
-                    f"the zip unpacks to more than {MAX_UNZIPPED_BYTES / 1e9:,.0f} GB",
-                    "Unpack it yourself and open the folder, if you trust it.",
-                )
+            budget.spend(len(chunk), member)
             sink.write(chunk)
-    return written
 
 
 def find_root(path: Path, label: str) -> Path:

@@ -7,6 +7,7 @@ nothing behind.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import shutil
@@ -38,6 +39,7 @@ from traces.mapped_tables import (
 from traces.schema import STEPS
 
 _PIECE = 1 << 20
+_LONG_ZEROS = 1 << 15  # bytes from which on they are looked for
 
 
 @dataclass(frozen=True)
@@ -142,11 +144,45 @@ class TableWriter:
             ) from error
 
 
+class _Holed(io.RawIOBase):
+    """A new file, written from its start to its end. Long zeros are passed over: they read as zeros all
+    the same, and take no disk."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("wb", buffering=0)
+        self._at = 0
+
+    def writable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def write(self, given: Any) -> int:
+        raw = memoryview(given).cast("B")
+        if len(raw) < _LONG_ZEROS or np.frombuffer(raw, np.uint8).any():
+            self._file.seek(self._at)
+            left = raw
+            while len(left):
+                left = left[self._file.write(left) :]
+        self._at += len(raw)
+        return len(raw)
+
+    def close(self) -> None:
+        if not self.closed:
+            try:
+                self._file.truncate(self._at)
+            finally:
+                self._file.close()
+        super().close()
+
+
 class RowsWriter:
     """An Arrow file of rows that follow one another; no rows, no file."""
 
     def __init__(self, path: Path, disk: Any) -> None:
         self._path, self._disk = path, disk
+        self._sink: _Holed | None = None
         self._file: pa.ipc.RecordBatchFileWriter | None = None
 
     def add(self, frame: pl.DataFrame) -> None:
@@ -154,7 +190,8 @@ class RowsWriter:
         rows = frame.to_arrow(compat_level=pl.CompatLevel.newest())
         with self._disk():
             if self._file is None:
-                self._file = pa.ipc.new_file(str(self._path), rows.schema)
+                self._sink = _Holed(self._path)
+                self._file = pa.ipc.new_file(self._sink, rows.schema)
             self._file.write_table(rows)
 
     def __enter__(self) -> RowsWriter:
@@ -163,14 +200,17 @@ class RowsWriter:
     def __exit__(
         self, kind: type[BaseException] | None, *_: BaseException | TracebackType | None
     ) -> None:
-        if self._file is None:
+        if self._file is None or self._sink is None:
             return
         if kind is None:
             with self._disk():
                 self._file.close()
+                self._sink.close()
         else:  # it is to be thrown away
             with suppress(OSError, pa.ArrowException):
                 self._file.close()
+            with suppress(OSError):
+                self._sink.close()
 
 
 @dataclass
