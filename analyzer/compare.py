@@ -16,6 +16,7 @@ from analyzer.condition import copies_beside_computing, idle_settings
 from analyzer.judging import (
     VERDICTS,
     Rules,
+    ended_early,
     few_requests,
     judge,
     make_rules,
@@ -29,6 +30,7 @@ from analyzer.summary import missing_figures, summarize
 from analyzer.verdict import Verdict, give_verdict
 from traces.errors import CompareError
 from traces.recording import Recording
+from traces.recording_files import COMPLETED
 
 
 @dataclass(frozen=True)
@@ -90,13 +92,15 @@ def compare_all(
         estimated = {"A": estimated_a, "B": estimated_figures(b)}
         clocks = (a.meta.clock, b.meta.clock)
         finished, shared = num_pairs(a.requests, b.requests)
+        early = _ended_early({"A": (a, figures_a), "B": (b, figures_b)})
         reasons = few_requests(finished, shared) | _unlike_costs(a, b, estimated)
+        reasons |= ended_early("".join(early))
         rules = make_rules(clocks, (noise_a, _noise(b)), figures_a["duration_s"], reasons)
         table = delta_table(
             figures_a, figures_b, request_intervals(a.requests, b.requests, seed), rules
         )
         delta = {key: _minus(figures_b[key], figures_a[key]) for key in figures_a}
-        said = say_limits(rules, clocks, finished)
+        said = [*early.values(), *say_limits(rules, clocks, finished)]
         verdict = give_verdict(a, b, figures_a, figures_b, table, said)
         found.append(
             Comparison(
@@ -113,6 +117,20 @@ def compare_all(
             )
         )
     return tuple(found)
+
+
+def _ended_early(runs: Mapping[str, tuple[Recording, Mapping[str, Any]]]) -> dict[str, str]:
+    """The side whose recording stops before all was done that the other has done, with a sentence on it."""
+    fewest = min(figures["num_finished"] for _, figures in runs.values())
+    most = max(figures["num_finished"] for _, figures in runs.values())
+    found = {}
+    for side, (run, figures) in runs.items():
+        if run.status != COMPLETED and fewest == figures["num_finished"] < most:
+            why = "was not closed" if run.status == "unclosed" else f"ends {run.status}"
+            found[side] = (
+                f"The recording of {side} {why}: its duration, counts, sums and ITL are not judged."
+            )
+    return found
 
 
 def _noise(run: Recording) -> float | None:

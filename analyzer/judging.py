@@ -38,6 +38,8 @@ VERDICTS = ("better", "worse", "no difference")
 LATENCIES = (*REQUEST_METRICS, "itl_s")
 COUNTS = ("num_preemptions", "num_preempted_requests", "recomputed_tokens")
 _SPENT = ("stall_s", "preemption_cost_s")  # sums of time within the run
+# What a run that ended early has less of, or has of another load.
+_OF_WHOLE_RUNS = ("duration_s", "num_finished", "num_refused", "output_tokens_per_s", "itl_s", *COUNTS, *_SPENT)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -82,6 +84,11 @@ def few_requests(num_finished: int, num_shared: int) -> dict[str, str]:
     if num_shared < MIN_REQUESTS:
         few |= dict.fromkeys(COUNTS, _only(num_shared))
     return few
+
+
+def ended_early(sides: str) -> dict[str, str]:
+    """Figures that mean nothing where a run ended before the other -> the words for it. sides: "B"."""
+    return dict.fromkeys(_OF_WHOLE_RUNS, f"{sides} ended early") if sides else {}
 
 
 def _only(num: int) -> str:

@@ -21,7 +21,7 @@ from analyzer.stats import paired_intervals, paired_sum_interval, summarize_samp
 from tests.builders import make_events, make_meta, make_requests, make_steps, record
 from tests.worlds import chunked_return
 from traces.errors import CompareError
-from traces.recording import Recording
+from traces.recording import Recording, open_recording
 
 
 def make_run(
@@ -339,3 +339,55 @@ def test_the_page_that_explains_figures_names_every_one_of_them_and_all_toleranc
     assert "**5 %** for times where a clock is measured" in page
     assert "**0.1 %** of A's duration" in page
     assert "fewer than **20** requests" in page
+
+
+@pytest.mark.parametrize(
+    ("end", "sentence"),
+    [
+        ({"closed": False}, "The recording of B was not closed"),
+        ({"status": "stalled"}, "The recording of B ends stalled"),
+    ],
+)
+def test_a_run_that_ended_early_is_no_better_for_it(
+    tmp_path: Path, end: dict[str, Any], sentence: str
+) -> None:
+    def rows(num_finished: int) -> Any:
+        return make_requests(
+            {
+                "request_id": f"r{i}",
+                "arrival_s": float(i),
+                "prompt_tokens": 8,
+                "output_tokens": 5,
+                **({"first_token_s": i + 1.0, "finish_s": i + 2.0} if i < num_finished else {}),
+            }
+            for i in range(60)
+        )
+
+    whole = record(
+        tmp_path / "a", steps=make_steps([1, 1], duration_s=[40.0, 22.0]), requests=rows(60)
+    )
+    early = record(
+        tmp_path / "b", steps=make_steps([1], duration_s=[40.0]), requests=rows(38), **end
+    )
+
+    found = compare(whole, early)
+
+    for metric in ("duration_s", "num_finished", "output_tokens_per_s"):
+        row = row_of(found.table, metric)
+        assert (row["verdict"], row["reason"]) == (None, "B ended early")
+    assert "sooner" not in found.verdict.text
+    assert found.verdict.winner == "none"
+    assert (
+        f"{sentence}: its duration, counts, sums and ITL are not judged." in found.verdict.text
+    )
+    assert row_of(compare(early, whole).table, "duration_s")["reason"] == "A ended early"
+
+
+def test_two_runs_that_were_not_closed_and_finished_the_same_are_judged(tmp_path: Path) -> None:
+    a, b = (make_run(tmp_path / name) for name in "ab")
+    for run in (a, b):
+        (run.root / "closed.json").unlink()
+
+    found = compare(*(open_recording(run.root) for run in (a, b)))
+
+    assert row_of(found.table, "duration_s")["verdict"] == "no difference"
