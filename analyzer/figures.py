@@ -449,8 +449,9 @@ def _draw_shade(drawing: _Drawing, shade: Shade, axis: XAxis, theme: Theme) -> N
         }
     )
     if end - start > 0.12 * (axis.range[1] - axis.range[0]):
-        place = {"xref": "x", "yref": "paper", "yanchor": "top"}
-        drawing.write(shade.label, 11, theme.muted, x=(start + end) / 2, y=1, **place)
+        # at the foot of the first row: the pool's size is written at its head
+        place = {"xref": "x", "yref": "y domain", "yanchor": "bottom"}
+        drawing.write(shade.label, 11, theme.muted, x=(start + end) / 2, y=0, **place)
 
 
 def _draw_first_ticks(

@@ -94,10 +94,15 @@ DARK = Theme(
     on_primary="#0b1c28",
 )
 
+WHOLE_UP_TO = 1e15
+
 
 def three_digits(value: float) -> str:
-    """About three digits, never with an exponent: 0.123, 1.23, 12.3, 123, 12,345."""
+    """About three digits: 0.123, 1.23, 12.3, 123, 12,345; with an exponent only where a float does not
+    hold every whole number any more: 7.75e+302."""
     size = abs(value)
+    if size >= WHOLE_UP_TO:
+        return f"{value:.2e}"
     for bound, decimals in ((99.95, 0), (9.995, 1), (0.9995, 2)):
         if size >= bound:
             return f"{value:,.{decimals}f}"

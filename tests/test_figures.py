@@ -216,7 +216,9 @@ def test_the_time_after_the_shorter_run_is_set_apart() -> None:
     fig = timeline([make_row()], axis, NAMES, LIGHT)
 
     assert [(s.x0, s.x1) for s in fig.layout.shapes] == [(6.0, 10.0)]
-    assert "A has ended" in [a.text for a in fig.layout.annotations]
+    label = next(a for a in fig.layout.annotations if a.text == "A has ended")
+    # not where the pool's size is written
+    assert (label.yref, label.y, label.yanchor) == ("y domain", 0, "bottom")
 
 
 def test_a_shade_outside_the_shown_range_is_not_drawn() -> None:
@@ -321,6 +323,9 @@ def test_bytes_are_said_in_binary_units(value: float | None, expected: str) -> N
         (12.34, "12.3"),
         (999.7, "1,000"),
         (12345, "12,345"),
+        (1e14, "100,000,000,000,000"),
+        (7.753e302, "7.75e+302"),
+        (-2.5e15, "-2.50e+15"),
     ],
 )
 def test_numbers_keep_about_three_digits(value: float, expected: str) -> None:
