@@ -51,10 +51,10 @@ button[data-testid^="stBaseButton-primary"], button[data-testid^="stBaseButton-p
 .st-key-verdict p:not(:has(strong)) {{ font-size: 0.76rem; }}
 .kv-cards {{ gap: 0.3rem; grid-template-columns: repeat(3, 1fr); }}
 .kv-card {{ padding: 0.25rem 0.35rem; overflow: hidden; }}
-.kv-card h2 {{ font-size: 0.7rem; }}
+.kv-card h2 {{ font-size: 0.7rem; white-space: normal; }}
 .kv-b {{ font-size: 1.05rem; }}
 .kv-a {{ font-size: 0.75rem; }}
-.kv-change {{ font-size: 0.7rem; }}
+.kv-change {{ font-size: 0.7rem; white-space: normal; }}
 .st-key-controls {{ gap: 0.3rem; }}
 .st-key-rows, .st-key-rows [data-testid="stButtonGroup"] {{ max-width: 100%; }}
 .st-key-rows [role="toolbar"] {{ flex-wrap: nowrap; overflow-x: auto; scrollbar-width: none; }}

@@ -231,14 +231,24 @@ def _cascades(key: str, runs: Mapping[Side, Run]) -> None:
     st.subheader("Largest cascades", anchor=False, help="Preemptions no more than 4 steps after the one before.")  # fmt: skip
     shown = table.select(
         pl.col("side").alias("Run"),
-        pl.col("start_s").round(2).alias("Time (s)"),
+        pl.col("start_s").alias("Time (s)"),
         pl.col("first_step").alias("First step"),
         pl.col("last_step").alias("Last step"),
         pl.col("num_preemptions").alias("Preemptions"),
         pl.col("num_victims").alias("Victims"),
         pl.col("recomputed_tokens").alias("Tokens recomputed"),
     )
-    st.dataframe(shown, hide_index=True, height=38 + 35 * shown.height, alt="Largest cascades")
+    whole = ("First step", "Last step", "Tokens recomputed")
+    st.dataframe(
+        shown,
+        hide_index=True,
+        height=38 + 35 * shown.height,
+        column_config={
+            "Time (s)": st.column_config.NumberColumn(format="%.2f"),
+            **{n: st.column_config.NumberColumn(format="localized") for n in whole},
+        },
+        alt="Largest cascades",
+    )
 
 
 def _modes(key: str, runs: Mapping[Side, Run]) -> None:
