@@ -196,6 +196,19 @@ def test_a_fleet_in_the_side_bar_is_shown_on_the_page(uneven: Path) -> None:
     assert [t.value for t in app.title] == ["Fleet · f: 2 ranks"]
 
 
+def test_a_fleet_of_the_side_bar_that_is_gone_is_said_not_thrown(
+    uneven: Path, tmp_path: Path
+) -> None:
+    app = AppTest.from_function(fleet_alone, default_timeout=120)
+    app.session_state["fleet_a"] = str(tmp_path / "gone")
+    app.run()
+
+    app.button(key="fleet_from_a").click().run()
+
+    assert not app.exception
+    assert ["there is no such file or folder" in e.value for e in app.error] == [True]
+
+
 def test_the_side_bar_offers_all_ranks_of_a_fleet(tmp_path: Path) -> None:
     app = recordings_page()
 

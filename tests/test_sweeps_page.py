@@ -148,6 +148,31 @@ def test_chosen_recordings_become_those_that_all_pages_show(own: tuple[str, Path
     assert [t.value for t in app.text] == [*kept[:2], "none", "recordings"]
 
 
+def choose_what_is_gone() -> None:
+    """A press of the button after the recordings were deleted, and what the page then says."""
+    import streamlit as st
+
+    from analyzer.pages.parts import state, sweep_source
+    from analyzer.pages.parts.sweep_views import choose_recordings
+
+    st.button("Compare", on_click=choose_recordings, args=(["/gone/a-recording"],))
+    sweep_source.source_section(is_sample=True)
+    st.text(str(state.shown_pair()))
+
+
+def test_a_chosen_recording_that_is_gone_is_said_and_what_was_shown_stays(store: Store) -> None:
+    app = AppTest.from_function(choose_what_is_gone, default_timeout=TIMEOUT_S).run()
+
+    app.button[0].click().run()
+
+    assert not app.exception
+    assert [e.value.replace("\\", "") for e in app.error] == [
+        "a-recording: there is no such file or folder. Check the path; it is read on the machine that runs this page."
+    ]
+    assert [t.value for t in app.text] == ["None"]
+    assert "source" not in app.session_state
+
+
 def test_a_link_to_a_table_that_is_gone_says_so_and_shows_the_sample(store: Store) -> None:
     app = open_page(sw="0" * 32)
 

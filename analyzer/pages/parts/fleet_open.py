@@ -100,8 +100,8 @@ def inputs_section(store: Store, is_shown: bool) -> None:
                     st.button(
                         f"The fleet in the side bar ({side.upper()})",
                         key=f"fleet_from_{side}",
-                        on_click=_give,
-                        args=(store, given),
+                        on_click=_ask,
+                        args=(given,),
                     )
             st.button(
                 "Try a sample fleet",
@@ -124,6 +124,10 @@ def follow_side_bar(store: Store) -> None:
     asked = st.session_state.pop("fleet_asked", None)
     if asked:
         _give(store, str(asked))
+
+
+def _ask(path: str) -> None:
+    st.session_state["fleet_asked"] = path
 
 
 def _give(store: Store, path: str) -> None:

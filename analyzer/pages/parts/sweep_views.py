@@ -35,6 +35,7 @@ from analyzer.sweep_figure import (
     setting_label,
 )
 from analyzer.sweep_table import SweepTable, curves, front, heat, held_at, not_run
+from traces.errors import FileError
 from traces.sweep_schema import FIGURE
 
 STATIC: dict[str, Any] = {**CONFIG, "displayModeBar": False}
@@ -373,9 +374,13 @@ def _compare(kept: Sequence[str], rows: Sequence[int]) -> None:
 
 
 def choose_recordings(paths: Sequence[str]) -> None:
-    """Make these recordings the shown ones, and remember to go there."""
+    """Make these recordings the shown ones, and remember to go there; one that is gone is said instead."""
     store = Store(default_root())
-    refs = [f"file:{store.link(Path(p)).id}" for p in paths]
+    try:
+        refs = [f"file:{store.link(Path(p)).id}" for p in paths]
+    except FileError as error:
+        st.session_state[state.FAULT] = error  # a callback draws nothing
+        return
     st.session_state["source"] = "recordings"
     for side, ref in zip("abc", [*refs, "", "", ""], strict=False):
         st.session_state[f"side_{side}"] = ref
