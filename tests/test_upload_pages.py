@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import io
 from pathlib import Path
 
 import pytest
@@ -92,6 +93,38 @@ def test_dropped_recordings_take_their_places_by_name(store: Store, way: str) ->
     kept = {e.name: (e.num_bytes, Path(e.path).read_bytes()) for e in store.recent()}
     assert kept == {"before.zip": (6, b"PK one"), "after.zip": (14, b"PK two, longer")}
     assert list((store.root / "uploads").glob(".part-*")) == []
+
+
+def test_recordings_that_were_given_before_can_be_opened_again_and_deleted(
+    store: Store, tmp_path: Path
+) -> None:
+    (tmp_path / "run").mkdir()
+    kept = [store.link(tmp_path / "run"), store.spool(io.BytesIO(b"PK one"), "one.zip")]
+    store.spool(io.BytesIO(b"arrival_s\n"), "trace.csv")
+    app = AppTest.from_function(the_sources, default_timeout=TIMEOUT_S)
+    app.query_params["source"] = "Recordings"
+    app.run()
+    assert [o.split(" (")[0] for o in app.selectbox(key="recent_file").options] == [
+        "one.zip",
+        "run",
+    ]
+
+    for entry in kept:
+        app.selectbox(key="recent_file").set_value(entry.id)
+        app.button(key="open_recent").click().run()
+
+    assert not app.exception
+    assert "**A**: run" in text_of(app)
+    assert "**B**: one.zip" in text_of(app)
+
+    app.selectbox(key="recent_file").set_value(kept[0].id)
+    app.button(key="delete_recent").click().run()
+
+    assert not app.exception
+    assert "**A**: one.zip" in text_of(app)
+    assert "**B**: not chosen" in text_of(app)
+    assert store.get(kept[0].id) is None
+    assert (tmp_path / "run").is_dir()  # a linked file itself stays
 
 
 def test_an_empty_file_does_not_stand_before_what_is_dropped_next(store: Store) -> None:

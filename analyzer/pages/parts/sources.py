@@ -6,6 +6,7 @@ becomes a TraceRef, chosen recordings a PairRef.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +17,14 @@ from analyzer.pages.parts.fleets import choose_rank
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.state import TraceRef
-from analyzer.pages.parts.store import Entry, Store
+from analyzer.pages.parts.store import KEEP_ENTRIES, Entry, Store
 from analyzer.pages.parts.uploads import stored
 from traces import samples
 from traces.errors import FileError
 
 SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
 PLACES = "abc"
+MOST_RECENT = 5
 LOCAL = "Runs on your machine; nothing leaves it."
 
 
@@ -114,7 +116,7 @@ def _trace_inputs(store: Store) -> None:
         if path:
             _use_trace(store.link(Path(path)))
             st.rerun()
-    _recent(store)
+    _recent(store, _may_be_trace, _use_trace)
     st.caption(f"CSV, TSV, JSON, JSON lines or Parquet, plain, .gz or .zst. {LOCAL}")
 
 
@@ -133,6 +135,7 @@ def _recording_inputs(store: Store) -> None:
                 _set_side(side, store.link(chosen))
                 st.rerun()
     _chosen_sides(store)
+    _recent(store, _may_be_recording, lambda entry: _set_side(_places_for(1)[0], entry))
     st.caption(f"A recording is a folder or zip that the engine or a recorder wrote. {LOCAL}")
 
 
@@ -236,9 +239,21 @@ def _chosen_sides(store: Store) -> None:
             )
 
 
-def _recent(store: Store) -> None:
-    """The last files, to open again or to delete."""
-    entries = store.recent()
+def _may_be_recording(entry: Entry) -> bool:
+    """By what it looks like from outside: no file is read for a list."""
+    path = Path(entry.path)
+    return path.suffix.lower() == ".zip" or path.is_dir()
+
+
+def _may_be_trace(entry: Entry) -> bool:
+    return not Path(entry.path).is_dir()
+
+
+def _recent(
+    store: Store, may_be: Callable[[Entry], bool], use: Callable[[Entry], object]
+) -> None:
+    """The last files of a kind, to open again or to delete."""
+    entries = [e for e in store.recent(KEEP_ENTRIES) if may_be(e)][:MOST_RECENT]
     if not entries:
         return
     by_id = {e.id: e for e in entries}
@@ -251,8 +266,12 @@ def _recent(store: Store) -> None:
         )
         left, right = st.columns(2)
         if left.button("Open", width="stretch", key="open_recent"):
-            _use_trace(store.touch(by_id[id_]))
+            _forget_faults()
+            use(store.touch(by_id[id_]))
             st.rerun()
         if right.button("Delete", width="stretch", key="delete_recent"):
             store.delete(by_id[id_])
+            for place in PLACES:
+                if st.session_state.get(f"side_{place}") == f"file:{id_}":
+                    _take_out(place)
             st.rerun()
