@@ -28,7 +28,7 @@ MOST: dict[str, int] = dict.fromkeys(  # of one request or one step; more is a d
     10**9,
 )
 MOST_SEGMENT = 2**31  # tokens of one prefix segment
-_IDS_AT_ONCE = 250_000  # are looked up, which takes some 60 bytes for each
+_IDS_AT_ONCE = 100_000  # are looked up, which takes some 60 bytes for each
 _REWRITE = "Record the run again, or mend the tool that wrote this file."
 
 
@@ -286,8 +286,8 @@ class EventLaws:
         if not self.seen:
             return pl.Series("request_id", [], dtype=pl.String)
         named = pl.concat(self.seen)
-        parts = 1 + len(named) // _IDS_AT_ONCE  # equal ids have equal hashes
-        of_named, of_ids = (ids.hash() % parts for ids in (named, request_ids))
+        parts = _num_parts(named)  # equal ids have equal hashes
+        of_named, of_ids = (_part_of(ids, parts) for ids in (named, request_ids))
         unknown = []
         for part in range(parts):
             some, ids = named.filter(of_named == part), request_ids.filter(of_ids == part)
@@ -336,9 +336,17 @@ class RequestLaws:
         return ids
 
 
+def _num_parts(ids: pl.Series) -> int:
+    return min(1 + len(ids) // _IDS_AT_ONCE, 2**16)
+
+
+def _part_of(ids: pl.Series, parts: int) -> pl.Series:
+    return (ids.hash() % parts).cast(pl.UInt16)
+
+
 def _all_distinct(ids: pl.Series) -> bool:
-    parts = 1 + len(ids) // _IDS_AT_ONCE
-    of_ids = ids.hash() % parts
+    parts = _num_parts(ids)
+    of_ids = _part_of(ids, parts)
     some = (ids.filter(of_ids == part) for part in range(parts))
     return all(of_part.n_unique() == len(of_part) for of_part in some)
 

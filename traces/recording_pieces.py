@@ -25,7 +25,7 @@ from traces.schema import STEPS, Table
 from traces.table_writer import RowsWriter, TableWriter
 
 BATCH_ROWS = 65_536
-STEPS_ROWS = 131_072  # a fifth less work than 32,768; 25 MB a thread
+STEPS_ROWS = 65_536
 PIECE_ROWS = 524_288  # more where a row group is larger
 
 
