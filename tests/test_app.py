@@ -615,6 +615,22 @@ def test_a_name_cannot_place_an_upload_elsewhere(store: Store) -> None:
     assert Path(entry.path).is_relative_to(store.root)
 
 
+def test_a_linked_folder_that_changes_does_not_push_uploads_out(tmp_path: Path) -> None:
+    store = Store(tmp_path / "cache", keep_entries=2)
+    upload = store.spool(io.BytesIO(b"mine"), "mine.zip")
+    folder = tmp_path / "growing"
+    folder.mkdir()
+
+    for i in range(5):
+        (folder / f"part-{i}").write_bytes(b"x" * i)
+        store.link(folder)
+
+    assert store.get(upload.id) is not None
+    assert len([e for e in store.recent(100) if e.linked]) == 2
+    store.spool(io.BytesIO(b"another"), "another.zip")
+    assert store.get(upload.id) is None  # of three the longest unused
+
+
 def test_the_longest_unused_uploads_go_first(tmp_path: Path) -> None:
     store = Store(tmp_path, keep_entries=2)
 

@@ -117,7 +117,11 @@ def test_recordings_that_were_given_before_can_be_opened_again_and_deleted(
     assert "**A**: run" in text_of(app)
     assert "**B**: one.zip" in text_of(app)
 
-    app.selectbox(key="recent_file").set_value(kept[0].id)
+    (tmp_path / "run" / "part").touch()  # it is being written: another state of the same folder
+    newer = store.link(tmp_path / "run")
+    app.run()
+    assert len(app.selectbox(key="recent_file").options) == 2
+    app.selectbox(key="recent_file").set_value(newer.id)
     app.button(key="delete_recent").click().run()
 
     assert not app.exception

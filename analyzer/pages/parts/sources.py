@@ -17,14 +17,14 @@ from analyzer.pages.parts.fleets import choose_rank
 from analyzer.pages.parts.messages import guarded, plain, say_error
 from analyzer.pages.parts.runs import PairRef
 from analyzer.pages.parts.state import TraceRef
-from analyzer.pages.parts.store import KEEP_ENTRIES, Entry, Store
+from analyzer.pages.parts.store import Entry, Store
 from analyzer.pages.parts.uploads import stored
 from traces import samples
 from traces.errors import FileError
 
 SOURCES = {"sample": "Sample", "trace": "Trace", "recordings": "Recordings"}
 PLACES = "abc"
-MOST_RECENT = 5
+MOST_RECENT, MOST_LOOKED_AT = 5, 200  # last files
 LOCAL = "Runs on your machine; nothing leaves it."
 
 
@@ -253,10 +253,12 @@ def _recent(
     store: Store, may_be: Callable[[Entry], bool], use: Callable[[Entry], object]
 ) -> None:
     """The last files of a kind, to open again or to delete."""
-    entries = [e for e in store.recent(KEEP_ENTRIES) if may_be(e)][:MOST_RECENT]
-    if not entries:
+    states: dict[str, list[Entry]] = {}  # a linked folder that changes has an entry for each
+    for entry in filter(may_be, store.recent(MOST_LOOKED_AT)):
+        states.setdefault(entry.path, []).append(entry)
+    if not states:
         return
-    by_id = {e.id: e for e in entries}
+    by_id = {found[0].id: found[0] for found in list(states.values())[:MOST_RECENT]}
     with st.expander("Last files"):
         id_ = st.selectbox(
             "Opened before",
@@ -270,8 +272,11 @@ def _recent(
             use(store.touch(by_id[id_]))
             st.rerun()
         if right.button("Delete", width="stretch", key="delete_recent"):
-            store.delete(by_id[id_])
-            for place in PLACES:
-                if st.session_state.get(f"side_{place}") == f"file:{id_}":
+            gone = states[by_id[id_].path]
+            for entry in gone:
+                store.delete(entry)
+            refs = {f"file:{entry.id}" for entry in gone}
+            for place in reversed(PLACES):  # what lies behind a place moves up
+                if st.session_state.get(f"side_{place}") in refs:
                     _take_out(place)
             st.rerun()

@@ -17,6 +17,7 @@ import stat
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
@@ -247,12 +248,15 @@ class Store:
         return entry
 
     def _forget_old(self) -> None:
-        """Remove the longest unused entries beyond the number and bytes that are kept."""
+        """Remove the longest unused entries beyond the number and bytes that are kept. A linked folder that
+        changes has an entry for each state, which together count as one."""
         most = KEEP_ENTRIES if self.keep_entries is None else self.keep_entries
-        total = 0
+        total, states = 0, Counter[str]()
         for i, entry in enumerate(self.recent(limit=10_000)):
             total += 0 if entry.linked else entry.num_bytes
-            if i > 0 and (i >= most or total > KEEP_BYTES):
+            states[entry.path] += 1
+            too_many = len(states) > most or states[entry.path] > most
+            if i > 0 and (too_many or total > KEEP_BYTES):
                 self.delete(entry)
 
 
