@@ -33,7 +33,7 @@ button[data-testid^="stBaseButton-primary"], button[data-testid^="stBaseButton-p
 .kv-b {{ font-size: 1.45rem; font-weight: 600; }}
 .kv-a {{ font-size: 0.9rem; color: {muted}; }}
 .kv-change {{ font-size: 0.85rem; font-weight: 600; white-space: nowrap; }}
-.kv-good {{ color: {good}; }} .kv-bad {{ color: {bad}; }} .kv-even {{ color: {muted}; font-weight: 400; }}
+.kv-good {{ color: {good}; }} .kv-bad {{ color: {bad}; }} .kv-even {{ color: {muted}; font-weight: 400; white-space: normal; }}
 [data-testid="stSidebar"] input[role="combobox"] {{ font-size: 0.84rem; padding: 0 0 0 0.5rem; text-overflow: ellipsis; }}
 [data-testid="stSidebar"] .react-aria-ComboBox button {{ padding-left: 0; padding-right: 0.25rem; }}
 @media (max-width: 640px) {{
