@@ -153,6 +153,7 @@ def _layout(inner_px: int, theme: Theme) -> dict[str, Any]:
             "align": "left",
         },
         "dragmode": "zoom",
+        "clickmode": "event+select",
         "barmode": "overlay",
         "legend": {
             "orientation": "h",

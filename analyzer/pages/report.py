@@ -32,6 +32,7 @@ from analyzer.report_contents import (
     gather,
 )
 from analyzer.report_figures import REPORT_CONFIG, Picture, early_picture, timeline_picture
+from analyzer.unchecked import drawn_once
 
 MOST_ROWS = 4_000_000  # steps and events that the page packs; more is for the command line
 MADE = "report_made"  # (what it was made of, bytes) of the last PNG and PDF, by suffix
@@ -75,7 +76,7 @@ def _gathered(key: str, part: Part | None, _opened: Opened) -> Contents:
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _timeline(key: str, part: Part | None, _contents: Contents) -> Picture:
     """The timeline, which title and notes do not change."""
-    return timeline_picture(_contents)
+    return _drawn_once(timeline_picture(_contents))
 
 
 # ---- what the user says ---------------------------------------------------------------------------
@@ -288,7 +289,11 @@ def _meanwhile(opened: Opened, part: Part | None) -> None:
 
 @st.cache_resource(max_entries=4, show_spinner=False)
 def _early(key: str, part: Part | None, _aligned: Aligned) -> Picture:
-    return early_picture(_aligned, _aligned.clip(part))
+    return _drawn_once(early_picture(_aligned, _aligned.clip(part)))
+
+
+def _drawn_once(picture: Picture) -> Picture:
+    return replace(picture, figure=drawn_once(picture.figure))
 
 
 def _chart(timeline: Picture) -> None:
