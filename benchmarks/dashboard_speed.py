@@ -1,6 +1,6 @@
 """How fast the dashboard is, as a browser sees it: first picture, zoom, page switch, upload.
 
-    python benchmarks/dashboard_speed.py [--write] [--ten-million] [--no-upload] [--runs N]
+    python benchmarks/dashboard_speed.py [--write] [--ten-million] [--no-upload | --upload-only] [--runs N]
 
 It makes recordings of 20 thousand, 1 million (and 10 million) steps out of the bundled sample in a
 temporary folder, starts the app on loopback, drives Chromium at 1,280 px, and prints tables:
@@ -403,12 +403,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true", help="write a dated file of results")
     parser.add_argument("--ten-million", action="store_true", help="10 million steps too")
     parser.add_argument("--only", choices=list(SIZES), help="one size alone")
-    parser.add_argument("--no-upload", action="store_true", help="leave the upload out")
+    of_upload = parser.add_mutually_exclusive_group()
+    of_upload.add_argument("--no-upload", action="store_true", help="leave the upload out")
+    of_upload.add_argument("--upload-only", action="store_true", help="the upload alone")
     parser.add_argument("--runs", type=int, default=5, help="of each measurement")
     parser.add_argument("--port", type=int, help="of the server; any free one otherwise")
     args = parser.parse_args()
     sizes = [args.only] if args.only else list(SIZES)[: 3 if args.ten_million else 2]
     speeds, pages, uploads = [], [], []
+    if args.upload_only:
+        sizes = []
     with tempfile.TemporaryDirectory(prefix="kv-replay-") as folder:
         root = Path(folder)
         for name in sizes:
@@ -435,22 +439,25 @@ def report(
         f"`python benchmarks/dashboard_speed.py {' '.join(sys.argv[1:])}`. Wall seconds: median of {runs} (least to most). "
         "Two runs, A and B, of so many steps each. Fixed work is a Python loop of 5 million turns, timed just before: it says how "
         "fast the machine was. CPU seconds are of server and browser together, what they do after the picture included.",
-        table(
-            [
-                "steps of each run",
-                "first visit",
-                f"first picture, aim {AIMS['first picture']:g} s",
-                "the same in a browser that was here before",
-                f"zoom by drag, aim {AIMS['zoom']:g} s",
-                f"zoom by wheel, aim {AIMS['zoom']:g} s",
-                "server's memory at the end: resident / anonymous",
-                "fixed work",
-            ],
-            speeds,
-        ),
-        f"Page switches, the first time / after that (aim {AIMS['switch']:g} s):",
-        table(["steps of each run", *DRAWN], pages),
     ]
+    if speeds:
+        parts += [
+            table(
+                [
+                    "steps of each run",
+                    "first visit",
+                    f"first picture, aim {AIMS['first picture']:g} s",
+                    "the same in a browser that was here before",
+                    f"zoom by drag, aim {AIMS['zoom']:g} s",
+                    f"zoom by wheel, aim {AIMS['zoom']:g} s",
+                    "server's memory at the end: resident / anonymous",
+                    "fixed work",
+                ],
+                speeds,
+            ),
+            f"Page switches, the first time / after that (aim {AIMS['switch']:g} s):",
+            table(["steps of each run", *DRAWN], pages),
+        ]
     if uploads:
         parts += [
             "Upload of a zip from the file chooser; memory above idle, resident / anonymous:",

@@ -390,6 +390,30 @@ def test_working_out_can_be_stopped_and_taken_up_again(
     assert "no difference" in said(app)
 
 
+@pytest.mark.parametrize(("every_s", "num_drawn"), [(0.0, range(3, 99)), (60.0, range(1, 2))])
+def test_the_bar_of_a_first_opening_is_not_drawn_more_often_than_it_can_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every_s: float, num_drawn: range
+) -> None:
+    drawn: list[str] = []
+
+    class Bar:
+        def progress(self, done_frac: float, text: str) -> None:
+            drawn.append(text)
+
+        def empty(self) -> None:
+            pass
+
+    monkeypatch.setattr(runs.st, "progress", lambda *_, **__: Bar())
+    monkeypatch.setattr(runs, "LONG_ROWS", 100)
+    monkeypatch.setattr(runs, "BAR_EVERY_S", every_s)
+    path = write(tmp_path / "r", rows_per_part=500, **finished())
+
+    runs._check_large(path, "r", tmp_path / "kept")
+
+    assert len(drawn) in num_drawn
+    assert "Checking every row of r, once" in drawn[0]
+
+
 @pytest.fixture
 def broken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], int]:
     """Breaks or mends the last event of the second recording, which counts as large; gives its row."""

@@ -8,6 +8,7 @@ store. It does not know what the runs mean.
 from __future__ import annotations
 
 import hashlib
+import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from traces.mapped_tables import LONG_ROWS, Keep
 from traces.recording import open_recording
 
 LARGE_BYTES = 10 * 2**20  # from which on a bar shows how far the first opening is
+BAR_EVERY_S = 0.5  # a browser that draws it more often takes a processor from who reads
 MOST_FAULTS = 32
 SAMPLES = Path(str(traces.__file__)).parent / "samples" / "recordings"
 
@@ -126,8 +128,13 @@ def _may_pass(error: RecordingError) -> bool:
 def _check_large(path: Path, name: str, tables: Path) -> None:
     """Check a large recording and keep its tables, with a bar; to open it is then quick."""
     bar = st.progress(0.0, text=plain(f"Reading {name}"))
+    told_s = float("-inf")
 
     def progress(done: int, total: int) -> None:
+        nonlocal told_s
+        if time.monotonic() - told_s < BAR_EVERY_S:
+            return
+        told_s = time.monotonic()
         said = f"Checking every row of {name}, once: {done:,} of {total:,}"
         bar.progress(min(1.0, done / max(total, 1)), text=plain(said))
 
