@@ -57,13 +57,13 @@ class Numbers:
     def least(self) -> float:
         if self.is_nothing:
             return 0
-        return (self.values if self.stretch is None else self.stretch.least).min()  # type: ignore[no-any-return]  # a number of numpy
+        return (self.values if self.stretch is None else self.stretch.least).min()
 
     @cached_property
     def greatest(self) -> float:
         if self.is_nothing:
             return 0
-        return (self.values if self.stretch is None else self.stretch.greatest).max()  # type: ignore[no-any-return]  # as above
+        return (self.values if self.stretch is None else self.stretch.greatest).max()
 
     @property
     def reads_as_zeros(self) -> bool:
