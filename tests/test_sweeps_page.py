@@ -78,6 +78,7 @@ def test_the_sample_is_there_before_anything_is_given(store: Store) -> None:
 
     said = words(app)
     assert "Sample data" in said
+    assert "goodput: TTFT at most 2 s, TPOT at most 0.1 s" in said.replace("\\", "")
     assert "TTFT p99 over KV pool" in said.replace("\\", "")
     assert charts(app) == ["sweep_heat", "sweep_front", "sweep_curve"]
     assert not app.error

@@ -22,6 +22,7 @@ from analyzer.pages.parts.sweep_views import (
 )
 from analyzer.sweep_figure import level_label, setting_label
 from analyzer.sweep_table import SweepTable
+from analyzer.words import label
 from traces.errors import KVReplayError
 
 _STYLE = """
@@ -87,7 +88,7 @@ def _head(table: SweepTable, is_sample: bool) -> None:
     if "trace" not in table.axes:
         of.append(f"trace {str(table.frame['trace'][0])[:60]}")
     fixed = [f"{setting_label(k)} {level_label(v)}" for k, v in list(table.fixed.items())[:12]]
-    bounds = [f"{k.removesuffix('_s')} at most {v:g} s" for k, v in table.bounds.items()]
+    bounds = [f"{label(k)} at most {v:g} s" for k, v in table.bounds.items()]
     if bounds:
         fixed.append(f"goodput: {', '.join(bounds)}")
     sample = "**Sample data**, simulated: times are modelled · " if is_sample else ""
