@@ -15,6 +15,7 @@ import plotly.graph_objects as go
 
 from analyzer.look import Side, Theme, faded, gib
 from analyzer.marks import pen
+from analyzer.unchecked import unchecked
 from analyzer.what_if import (
     FIGURES,
     Curve,
@@ -80,7 +81,7 @@ def curve_figure(
         },
     }  # fmt: skip
     marks = _marks(curve, places, theme)
-    return go.Figure({"data": traces, "layout": layout | marks})
+    return unchecked(traces, layout | marks)
 
 
 def curve_alt(curve: Curve, metric: str, label: str) -> str:
@@ -330,7 +331,7 @@ def memory_figure(bars: Mapping[str, Sequence[Segment]], theme: Theme) -> go.Fig
         "xaxis": _axis(theme) | {"ticksuffix": " GiB", "rangemode": "tozero"},
         "yaxis": _axis(theme) | {"autorange": "reversed", "showgrid": False},
     }
-    return go.Figure({"data": traces, "layout": layout})
+    return unchecked(traces, layout)
 
 
 def memory_alt(bars: Mapping[str, Sequence[Segment]]) -> str:

@@ -137,7 +137,9 @@ def _over_time(key: str, runs: Mapping[Side, Run]) -> None:
     )
     names = run_names(runs)
     st.plotly_chart(
-        figures.timeline(rows, axis, names, theme()).update_layout(dragmode=False),
+        figures.timeline(rows, axis, names, theme(), checked=False).update_layout(
+            dragmode=False
+        ),
         theme=None,
         key="preemptions_over_time",
         config=STATIC,
