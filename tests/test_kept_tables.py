@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -206,6 +207,18 @@ def test_a_full_disk_is_said(
         open_recording(path, keep=keep(tmp_path / "kept"))
 
     assert left_in(tmp_path / "kept") == []
+
+
+def test_zeros_with_a_sign_are_kept_with_it(tmp_path: Path) -> None:
+    given = tables()
+    at = given["steps"].schema.get_field_index("stall_s")
+    negative = pa.array([-0.0] * given["steps"].num_rows)
+    given["steps"] = given["steps"].set_column(at, given["steps"].schema.field(at), negative)
+    path = write(tmp_path / "r", **given)
+
+    found = open_recording(path, keep=keep(tmp_path / "kept"))
+
+    assert np.signbit(found.steps["stall_s"].to_numpy()).all()
 
 
 def test_long_zeros_are_read_as_they_were_written(tmp_path: Path) -> None:

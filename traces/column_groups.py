@@ -76,13 +76,12 @@ class Stretch:
         first = at // size
         starts = np.arange(first * size - at, len(values), size)
         starts[0] = 0
+        kind = _summed_as(values.dtype)
+        least, greatest = (of.reduceat(values, starts) for of in (np.minimum, np.maximum))
+        if not (least.any() or greatest.any()):
+            return cls(first, least, greatest, np.zeros(len(starts), kind))
         with np.errstate(invalid="ignore"):  # numbers that a check is still to refuse
-            return cls(
-                first,
-                np.minimum.reduceat(values, starts),
-                np.maximum.reduceat(values, starts),
-                np.add.reduceat(values, starts, dtype=_summed_as(values.dtype)),
-            )
+            return cls(first, least, greatest, np.add.reduceat(values, starts, dtype=kind))
 
 
 class GroupsInMaking:

@@ -70,7 +70,9 @@ class Numbers:
         """Whether all values are zeros without a sign, which a file need not hold."""
         if self.is_nothing:
             return True
-        return self.least == self.greatest == 0 and not self.values.view(np.uint8).any()
+        if not self.least == self.greatest == 0:
+            return False
+        return self.values.dtype.kind != "f" or not np.signbit(self.values).any()
 
 
 class TableWriter:
