@@ -201,6 +201,7 @@ def test_two_recordings_in_one_zip_are_refused(tmp_path: Path) -> None:
         (b"PAR1xxxx", "a single Parquet file"),
         (b"PK\x03\x04xxxx", "the zip is cut off"),
         (b"hello", "neither a folder nor a zip"),
+        (b"\x1f\x8b\x08\x00", "a gzip archive: unpack it first"),
     ],
 )
 def test_a_file_that_is_no_recording_says_what_it_is(

@@ -54,6 +54,13 @@ from traces.workers import Threads
 
 __all__ = ["Meta", "Recording", "open_recording", "write_recording", "zip_recording"]
 
+_ARCHIVES = {
+    b"\x1f\x8b": "gzip",
+    b"\x28\xb5\x2f\xfd": "zstd",
+    b"BZh": "bzip2",
+    b"\xfd7zX": "xz",
+    b"7z\xbc": "7z",
+}
 _LOOKS = 3  # at a folder from which parts are being removed
 
 
@@ -245,6 +252,9 @@ def _not_a_zip(path: Path) -> str:
         return "this is a single Parquet file, and a recording is a folder of them"
     if start == b"PK\x03\x04":
         return "the zip is cut off (its directory at the end is missing)"
+    for begins, kind in _ARCHIVES.items():
+        if start.startswith(begins):
+            return f"this is a {kind} archive: unpack it first"
     return f"the file is neither a folder nor a zip (it starts with {start!r})"
 
 

@@ -137,9 +137,8 @@ def first_meta(
             except DAMAGE as error:
                 last = error
     fault = "none of its Parquet files can be read" if last else "it holds no Parquet file"
-    raise RecordingError(
-        label, "", fault, "Copy or upload the recording again, or record the run again."
-    ) from last
+    remedy = "Copy or upload the recording again, or record the run again; where its recorder has just started, wait for its first step."
+    raise RecordingError(label, "", fault, remedy) from last
 
 
 def part_document(file: pq.ParquetFile, place: Place) -> Meta:
