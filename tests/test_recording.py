@@ -670,8 +670,15 @@ def test_a_packed_zip_with_a_flipped_byte_is_an_error(tmp_path: Path, at: float)
 
 
 @pytest.mark.parametrize(
-    ("table", "column"), [("steps", "duration_s"), ("steps", "stall_s"), ("requests", "output_tokens")]
-)  # fmt: skip
+    ("table", "column"),
+    [
+        ("steps", "duration_s"),
+        ("steps", "stall_s"),
+        ("steps", "t_start_s"),
+        ("requests", "output_tokens"),
+        ("requests", "arrival_s"),
+    ],
+)
 def test_durations_and_lengths_beyond_all_measure_are_errors(
     tmp_path: Path, table: str, column: str
 ) -> None:

@@ -24,7 +24,18 @@ ENUMS: dict[str, tuple[str, ...]] = {
     "status": STATUSES,
 }
 MOST: dict[str, int] = dict.fromkeys(  # of one request or one step; more is a damaged number
-    ("prompt_tokens", "output_tokens", "duration_s", "stall_s", "preempted_s", "max_itl_s"),
+    (
+        *(
+            "prompt_tokens",
+            "output_tokens",
+            "duration_s",
+            "stall_s",
+            "preempted_s",
+            "max_itl_s",
+        ),
+        # since the start of the run: seconds since 1970 are more
+        *("t_start_s", "t_s", "arrival_s", "first_scheduled_s", "first_token_s", "finish_s"),
+    ),
     10**9,
 )
 MOST_SEGMENT = 2**31  # tokens of one prefix segment
