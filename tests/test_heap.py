@@ -32,14 +32,26 @@ def test_what_is_imported_is_left_out_once(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_a_cycle_that_is_made_after_it_is_collected() -> None:
-    class Node:
-        pass
-
     heap.settle()
-    node = Node()
-    node.itself = node  # type: ignore[attr-defined]  # a cycle
-    gone = weakref.ref(node)
-    del node
+    gone = _lost_cycle()
     gc.collect()
 
     assert gone() is None
+
+
+def test_a_cycle_that_was_dead_before_it_does_not_stay() -> None:
+    gone = _lost_cycle()
+
+    heap.settle()
+
+    assert gone() is None
+
+
+class Node:
+    """May refer to itself."""
+
+
+def _lost_cycle() -> weakref.ref[Node]:
+    node = Node()
+    node.itself = node  # type: ignore[attr-defined]
+    return weakref.ref(node)

@@ -17,11 +17,16 @@ _num_modules = 0
 
 def settle() -> bool:
     """Leave what is alive out of later collections, where more has been imported since the last time:
-    so often at most as there are imports that wait for a page. Whether it was."""
+    so often at most as there are imports that wait for a page. Whether it was.
+
+    What is dead already is collected first: left out it would stay for ever, 160 MB after a walk through
+    all pages.
+    """
     global _num_modules
     with _once:
         if len(sys.modules) <= _num_modules:
             return False
         _num_modules = len(sys.modules)
+        gc.collect()
         gc.freeze()
         return True
