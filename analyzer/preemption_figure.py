@@ -13,8 +13,8 @@ import numpy as np
 import plotly.graph_objects as go
 
 from analyzer.figures import CONFIG
-from analyzer.lanes import PHASES, RECOMPUTING, RESTORING
-from analyzer.lanes_figure import HEIGHTS, LABELS, phase_colour
+from analyzer.lane_looks import HEIGHTS, LABELS, fill
+from analyzer.lanes import PHASES
 from analyzer.look import Side, Theme, faded, seconds
 from analyzer.marks import pen
 from analyzer.preemption_around import Around, Lane
@@ -131,24 +131,12 @@ def _bars(found: Around, theme: Theme) -> list[dict[str, Any]]:
                 "y": place,
                 "width": HEIGHTS[number] * 0.86,
                 "name": LABELS[number],
-                "marker": {
-                    "color": phase_colour(number, theme),
-                    "line": {"width": 0},
-                    "pattern": _pattern(number, theme),
-                },
+                "marker": fill(number, theme),
                 "hovertext": said,
                 "hovertemplate": "%{hovertext}<extra></extra>",
             }
         )  # fmt: skip
     return traces
-
-
-def _pattern(phase: int, theme: Theme) -> dict[str, Any]:
-    """Hatched where work is done twice or copied back, as on every page with lanes."""
-    hatched = phase in (RECOMPUTING, RESTORING)
-    return (
-        {"shape": "/", "size": 4, "solidity": 0.4, "fgcolor": theme.ground} if hatched else {}
-    )
 
 
 def _lane_axis(

@@ -123,6 +123,8 @@ def test_the_picture_marks_both_and_says_what_it_shows(tmp_path: Path) -> None:
     assert "evicted" in words
     assert "runs again" in words
     assert {t.get("name") for t in spec["data"]} >= {LABELS[PREEMPTED], LABELS[RECOMPUTING]}
+    hatched = {t["name"] for t in spec["data"] if t.get("marker", {}).get("pattern", {}).get("shape")}  # fmt: skip
+    assert hatched == {"preempted"}, "without its KV, as on Requests"
     said = alt_around(found, "Request b evicted at step 3")
     assert "request b (victim)" in said
     assert "Blocks in use 6 to 10 of 10" in said
