@@ -180,7 +180,7 @@ def test_the_curves_hold_both_ways_the_flip_and_the_victims(theme: object) -> No
 
     figure = curves(
         points, found, one.at(160), {"A": Drawn(dots(table), lengths_of(table))}, theme
-    )  # type: ignore[arg-type]
+    )  # type: ignore[arg-type]  # pytest gives a theme
     names = {t.name: t for t in figure.data}
 
     assert list(names["recompute"].x) == [p.tokens for p in points]

@@ -53,5 +53,5 @@ class Node:
 
 def _lost_cycle() -> weakref.ref[Node]:
     node = Node()
-    node.itself = node  # type: ignore[attr-defined]
+    node.itself = node  # type: ignore[attr-defined]  # a cycle, by an attribute that no class needs
     return weakref.ref(node)
